@@ -1,7 +1,8 @@
 import { defineConfig } from 'vitest/config';
 
 // Workers are processes: the addon, SQLite and the small VM are used as the daemon uses them.
-// Two at a time, since most tests start processes of their own and the build machines have two cores.
+// Two at a time, since most tests start processes of their own and the build machines have two
+// cores.
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],

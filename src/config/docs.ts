@@ -1,4 +1,7 @@
-/** `config/varve.toml` and `docs/ops/config.md`, from the schema. A test fails when they are stale. */
+/**
+ * `config/varve.toml` and `docs/ops/config.md`, from the schema. A test fails when they are
+ * stale.
+ */
 import { z } from 'zod';
 import { configSchema } from './schema.ts';
 import { valueKinds } from './values.ts';
@@ -135,9 +138,12 @@ export function renderConfigPage(): string {
     '',
     'Generated from `src/config/schema.ts` by `npm run docs`; do not edit.',
     '',
-    '`varve --config FILE`, else `$VARVE_CONFIG`, else `/etc/varve/varve.toml` if it exists, else the',
-    'defaults below. The file is TOML. Unknown keys are refused; all problems are reported at once, each',
-    'with its key. Sizes are written with a binary unit (`4MiB`), durations with a unit (`30s`). The file',
+    '`varve --config FILE`, else `$VARVE_CONFIG`, else `/etc/varve/varve.toml` if it ' +
+      'exists, else the',
+    'defaults below. The file is TOML. Unknown keys are refused; all problems are ' +
+      'reported at once, each',
+    'with its key. Sizes are written with a binary unit (`4MiB`), durations with a ' +
+      'unit (`30s`). The file',
     'is read once, at start. `varve config check FILE` checks one without starting anything.',
   ];
   for (const section of sections()) {

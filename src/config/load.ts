@@ -1,4 +1,7 @@
-/** Reads the configuration once: TOML, then the schema; every problem at once, with file and key. */
+/**
+ * Reads the configuration once: TOML, then the schema; every problem at once, with file and
+ * key.
+ */
 import { readFileSync, statSync } from 'node:fs';
 import { parse, TomlError } from 'smol-toml';
 import { z } from 'zod';
@@ -113,8 +116,8 @@ export interface LoadOptions {
 }
 
 /**
- * The configuration of this process: `path`, else `VARVE_CONFIG`, else the system's file if there is
- * one, else the defaults.
+ * The configuration of this process: `path`, else `VARVE_CONFIG`, else the system's file if there
+ * is one, else the defaults.
  */
 export function loadConfig(options: LoadOptions = {}): Result<Config, ConfigError> {
   const named = options.path ?? (options.env ?? process.env)['VARVE_CONFIG'];

@@ -1,6 +1,7 @@
 /**
- * The configuration: types, defaults, checks and documentation all come from these schemas. Keys are
- * written in `snake_case` in the file and read as `camelCase` in code (`config.pipeline.read.queueMax`).
+ * The configuration: types, defaults, checks and documentation all come from these schemas. Keys
+ * are written in `snake_case` in the file and read as `camelCase` in code
+ * (`config.pipeline.read.queueMax`).
  */
 import { hostname } from 'node:os';
 import { z } from 'zod';
@@ -25,7 +26,8 @@ const server = z
     listen: listenAddress()
       .prefault('127.0.0.1:7070')
       .describe(
-        "TCP address of the HTTP API, or 'off'. Anything but a loopback address needs [[auth.tokens]].",
+        "TCP address of the HTTP API, or 'off'. Anything but a loopback address needs " +
+          '[[auth.tokens]].',
       ),
     socket: absolutePath()
       .or(z.literal('off'))
@@ -68,8 +70,8 @@ const paths = z
     staging: absolutePath()
       .optional()
       .describe(
-        'Folder where VMMs write their state files during a capture. The VMM processes need write ' +
-          'permission there.',
+        'Folder where VMMs write their state files during a capture. The VMM processes need ' +
+          'write permission there.',
       ),
     socket_roots: z
       .array(absolutePath())
@@ -99,8 +101,9 @@ const memorySnapshot = z
       .enum(['mincore', 'dirty', 'pagemap'])
       .prefault('mincore')
       .describe(
-        'Where the dirty set comes from: `mincore` (resident pages), `dirty` (the dirty bitmaps of ' +
-          'KVM and the VMM), `pagemap` (file-backed restores: private pages). Attach can override it.',
+        'Where the dirty set comes from: `mincore` (resident pages), `dirty` (the dirty bitmaps ' +
+          'of KVM and the VMM), `pagemap` (file-backed restores: private pages). Attach can ' +
+          'override it.',
       ),
     compression: z
       .enum(['none', 'lz4', 'zstd'])
@@ -170,8 +173,8 @@ const lineage = z
       .boolean()
       .prefault(true)
       .describe(
-        'Each committed capture becomes the memory parent of the next. `false`: layers stay relative ' +
-          'to the launch parent, and their dirty set only grows.',
+        'Each committed capture becomes the memory parent of the next. `false`: layers stay ' +
+          'relative to the launch parent, and their dirty set only grows.',
       ),
     max_chain: z
       .int()
@@ -210,8 +213,8 @@ const catalog = z
     busy_timeout: duration({ max: '5s' })
       .prefault('100ms')
       .describe(
-        'How long SQLite waits, blocking the daemon, for a lock that another process holds; after ' +
-          'that the transaction is retried without blocking.',
+        'How long SQLite waits, blocking the daemon, for a lock that another process holds; ' +
+          'after that the transaction is retried without blocking.',
       ),
   })
   .describe('The database of the catalog.');
@@ -324,7 +327,10 @@ export const configSchema = z
     },
   }));
 
-/** A parsed configuration: frozen, with camelCase keys, sizes in bytes, durations in milliseconds. */
+/**
+ * A parsed configuration: frozen, with camelCase keys, sizes in bytes, durations in
+ * milliseconds.
+ */
 export type Config = Camelized<z.output<typeof configSchema>>;
 export type StageName = Exclude<
   keyof Config['pipeline'],

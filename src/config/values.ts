@@ -1,6 +1,6 @@
 /**
- * The value types of the configuration file: sizes and durations carry their unit in the value, secrets
- * are wrapped so that logging a configuration cannot print them.
+ * The value types of the configuration file: sizes and durations carry their unit in the value,
+ * secrets are wrapped so that logging a configuration cannot print them.
  */
 import { inspect } from 'node:util';
 import { z } from 'zod';
