@@ -1,0 +1,286 @@
+import Sqlite from 'better-sqlite3';
+import type { Database } from 'better-sqlite3';
+import type { Clock } from '../clock.ts';
+import type { FailureDetail, Result } from '../result.ts';
+import { err, Failure, ok } from '../result.ts';
+import type { CaptureId, HoldId, LayerUuid, SnapshotId, VmId } from '../units.ts';
+import * as epochs from './epochs.ts';
+import type {
+  AbortOptions,
+  BeginOptions,
+  CreatedJob,
+  EpochIntent,
+  FetchedPages,
+} from './epochs.ts';
+import type { NodeDbError } from './failures.ts';
+import { refuse } from './failures.ts';
+import * as jobs from './jobs.queries.ts';
+import type { CaptureJob, JobQuery, NewJob } from './jobs.queries.ts';
+import * as layers from './layers.queries.ts';
+import type { ChainRef, CondemnedLayer, LayerFlags, LayerRef } from './layers.queries.ts';
+import type { Lease, LeaseHolder, LocalLayer } from './layers.queries.ts';
+import { readLedger } from './ledger.queries.ts';
+import type { PageSets } from './page-sets.ts';
+import * as releases from './releases.queries.ts';
+import type { PendingRelease } from './releases.queries.ts';
+import { bringUpToDate } from './schema.ts';
+import * as vms from './vms.queries.ts';
+import type { AttachVm, VmRecord } from './vms.queries.ts';
+
+type Outcome<T> = Result<T, NodeDbError>;
+
+/** Keeps the write-ahead log from growing past this after a checkpoint. */
+const journalBytesMax = 64 * 1024 * 1024;
+
+/**
+ * node.db: what this daemon knows of its VMs, durably. One connection, WAL, synchronous FULL: a method
+ * that returned is on the disk; one that returned an error changed nothing. Calls block for one fsync.
+ * The file is locked for as long as it is open, so that two daemons never drive the same VMs.
+ */
+export class NodeDb {
+  readonly #db: Database;
+  readonly #clock: Clock;
+
+  private constructor(db: Database, clock: Clock) {
+    this.#db = db;
+    this.#clock = clock;
+  }
+
+  static open(path: string, clock: Clock): Outcome<NodeDb> {
+    let db: Database | undefined;
+    try {
+      db = new Sqlite(path, { timeout: 0 });
+      db.pragma('locking_mode = EXCLUSIVE');
+      db.pragma('journal_mode = WAL');
+      db.pragma('synchronous = FULL');
+      db.pragma('foreign_keys = ON');
+      db.pragma(`journal_size_limit = ${journalBytesMax}`);
+      db.exec('BEGIN IMMEDIATE; COMMIT');
+      bringUpToDate(db);
+      return ok(new NodeDb(db, clock));
+    } catch (error) {
+      db?.close();
+      return err(asNodeDbError(error, path));
+    }
+  }
+
+  close(): void {
+    this.#db.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  /** One IMMEDIATE transaction; a refusal thrown inside undoes it and is returned. */
+  #change<T>(work: (db: Database, nowMs: number) => T): Outcome<T> {
+    const db = this.#db;
+    try {
+      return ok(db.transaction(() => work(db, this.#clock.nowMs())).immediate());
+    } catch (error) {
+      return err(asNodeDbError(error, db.name));
+    }
+  }
+
+  // VMs
+
+  /** Idempotent for the same process under the same id. */
+  attachVm(v: Omit<AttachVm, 'nowMs'>): Outcome<VmRecord> {
+    return this.#change((db, nowMs) => vms.attach(db, { ...v, nowMs }));
+  }
+
+  getVm(vmId: VmId): VmRecord | undefined {
+    return vms.findVm(this.#db, vmId);
+  }
+
+  listVms(): VmRecord[] {
+    return vms.listVms(this.#db);
+  }
+
+  launchChain(vmId: VmId): ChainRef | null {
+    return layers.chainOf(this.#db, this.getVm(vmId)?.launchHead ?? null);
+  }
+
+  memoryChain(vmId: VmId): ChainRef | null {
+    return layers.chainOf(this.#db, this.getVm(vmId)?.memoryHead ?? null);
+  }
+
+  /** Refused while a capture is active. Returns the record as it was. */
+  detachVm(vmId: VmId): Outcome<VmRecord> {
+    return this.#change((db, nowMs) => {
+      const vm = vms.requireVm(db, vmId);
+      const running = jobs.activeJob(db, vmId)?.captureId ?? vm.pausedBy;
+      if (running !== null) {
+        refuse({
+          kind: 'capture-running',
+          message: `capture ${running} is running on VM ${vmId}`,
+          runningCaptureId: running,
+        });
+      }
+      vms.detach(db, vmId, nowMs);
+      return vm;
+    });
+  }
+
+  // Epochs: the protocol and its invariants are in epochs.ts
+
+  createJob(job: NewJob): Outcome<CreatedJob> {
+    return this.#change((db) => epochs.createJob(db, job));
+  }
+
+  begin(vmId: VmId, captureId: CaptureId, o: BeginOptions): Outcome<EpochIntent> {
+    return this.#change((db, nowMs) => epochs.begin(db, vmId, captureId, o, nowMs));
+  }
+
+  markPaused(vmId: VmId, captureId: CaptureId): Outcome<void> {
+    return this.#change((db, nowMs) => epochs.markPaused(db, vmId, captureId, nowMs));
+  }
+
+  clearPaused(vmId: VmId, captureId: CaptureId): Outcome<void> {
+    return this.#change((db) => epochs.clearPaused(db, vmId, captureId));
+  }
+
+  recordSet(captureId: CaptureId, fetched: FetchedPages): Outcome<PageSets> {
+    return this.#change((db, nowMs) => epochs.recordSet(db, captureId, fetched, nowMs));
+  }
+
+  /** `publishJson`: whatever a publish after a crash needs; returned with the job. */
+  sealed(captureId: CaptureId, layer: LayerRef, publishJson: string | null): Outcome<void> {
+    return this.#change((db, nowMs) => epochs.sealed(db, captureId, layer, publishJson, nowMs));
+  }
+
+  commit(captureId: CaptureId, resultJson: string | null = null): Outcome<CaptureJob> {
+    return this.#change((db, nowMs) => epochs.commit(db, captureId, resultJson, nowMs));
+  }
+
+  published(captureId: CaptureId, snapshot: SnapshotId): Outcome<CaptureJob> {
+    return this.#change((db, nowMs) => epochs.published(db, captureId, snapshot, nowMs));
+  }
+
+  abort(captureId: CaptureId, failure: FailureDetail, o: AbortOptions = {}): Outcome<CaptureJob> {
+    return this.#change((db, nowMs) => epochs.abort(db, captureId, failure, o, nowMs));
+  }
+
+  /** What is in no committed layer yet. Throws Failure where it is damaged. */
+  ledger(vmId: VmId): PageSets | null {
+    return readLedger(this.#db, vmId);
+  }
+
+  // Jobs
+
+  getJob(captureId: CaptureId): CaptureJob | undefined {
+    return jobs.findJob(this.#db, captureId);
+  }
+
+  listJobs(query: JobQuery): CaptureJob[] {
+    return jobs.listJobs(this.#db, query);
+  }
+
+  /** Neither published nor aborted, oldest first. */
+  unfinishedJobs(): CaptureJob[] {
+    return jobs.unfinishedJobs(this.#db);
+  }
+
+  setResult(captureId: CaptureId, resultJson: string): Outcome<void> {
+    return this.#change((db) => {
+      jobs.requireJob(db, captureId);
+      jobs.setResult(db, captureId, resultJson);
+    });
+  }
+
+  /** Layers of the capture's chain that the catalog does not have yet, predecessors first. */
+  layersToPublish(captureId: CaptureId): LocalLayer[] {
+    const layer = jobs.findJob(this.#db, captureId)?.layer ?? null;
+    return layer === null ? [] : layers.unpublishedLayers(this.#db, layer.uuid);
+  }
+
+  // Local layers and leases
+
+  findLayer(uuid: LayerUuid): LocalLayer | undefined {
+    return layers.findLayer(this.#db, uuid);
+  }
+
+  localLayers(): LocalLayer[] {
+    return layers.listLayers(this.#db);
+  }
+
+  chainOf(head: LayerUuid): ChainRef | null {
+    return layers.chainOf(this.#db, head);
+  }
+
+  /** Takes files up that others made (a fetched chain, bottom to top), leased from the start. */
+  addChain(
+    chain: readonly LayerRef[],
+    flags: LayerFlags,
+    lease: { readonly holder: LeaseHolder; readonly holderId: string },
+  ): Outcome<LayerUuid | null> {
+    return this.#change((db, nowMs) => {
+      const head = layers.addChain(db, chain, flags);
+      if (head !== null) layers.takeLease(db, lease.holder, lease.holderId, head, nowMs);
+      return head;
+    });
+  }
+
+  takeLease(holder: LeaseHolder, holderId: string, head: LayerUuid): Outcome<void> {
+    return this.#change((db, nowMs) => layers.takeLease(db, holder, holderId, head, nowMs));
+  }
+
+  dropLeases(holder: LeaseHolder, holderId: string): Outcome<number> {
+    return this.#change((db) => layers.dropLeases(db, holder, holderId));
+  }
+
+  leases(): Lease[] {
+    return layers.listLeases(this.#db);
+  }
+
+  /** Condemns what nothing needs; returns all that is condemned and not yet forgotten. */
+  condemnLayers(): Outcome<CondemnedLayer[]> {
+    return this.#change((db, nowMs) => {
+      layers.condemnLayers(db, nowMs);
+      return layers.condemnedLayers(db);
+    });
+  }
+
+  /** After their files are gone. */
+  forgetLayers(uuids: readonly LayerUuid[]): Outcome<void> {
+    return this.#change((db) => layers.forgetLayers(db, uuids));
+  }
+
+  // Catalog holds to release
+
+  queueRelease(hold: HoldId): Outcome<void> {
+    return this.#change((db, nowMs) => releases.queueRelease(db, hold, nowMs));
+  }
+
+  pendingReleases(limit: number): PendingRelease[] {
+    return releases.pendingReleases(this.#db, limit);
+  }
+
+  releaseTried(hold: HoldId): Outcome<void> {
+    return this.#change((db) => releases.releaseTried(db, hold));
+  }
+
+  releaseDone(hold: HoldId): Outcome<void> {
+    return this.#change((db) => releases.releaseDone(db, hold));
+  }
+}
+
+function asNodeDbError(error: unknown, path: string): NodeDbError {
+  if (error instanceof Failure) return error.detail as NodeDbError;
+  if (!(error instanceof Sqlite.SqliteError)) {
+    // better-sqlite3 throws a TypeError where the folder does not exist; the rest are bugs.
+    if (error instanceof TypeError && error.message.includes('directory does not exist')) {
+      return { kind: 'node-db-io', message: `${path}: ${error.message}`, code: 'ENOENT' };
+    }
+    throw error;
+  }
+  const { code, message } = error;
+  if (code.startsWith('SQLITE_BUSY') || code.startsWith('SQLITE_LOCKED')) {
+    return { kind: 'node-db-locked', message: `${path} is in use by another process` };
+  }
+  if (code.startsWith('SQLITE_CORRUPT') || code === 'SQLITE_NOTADB') {
+    return { kind: 'node-db-corrupt', message: `${path}: ${message}` };
+  }
+  if (code.startsWith('SQLITE_CONSTRAINT') || code === 'SQLITE_ERROR') throw error;
+  return { kind: 'node-db-io', message: `${path}: ${message} (${code})`, code };
+}
