@@ -1,0 +1,28 @@
+// The addon: stateless, so that the main thread and any number of workers may load it, side by side
+// and over and over. State of a later binding hangs off the env (SetInstanceData), never off statics.
+#include <napi.h>
+
+#include "binding/args.hpp"
+#include "binding/register.hpp"
+#include "core/units.hpp"
+
+namespace {
+
+Napi::Object Init(Napi::Env env, Napi::Object exports) {
+  Napi::Object abi = Napi::Object::New(env);
+  varve::Put(abi, "version", static_cast<double>(varve::kAbiVersion));
+  varve::Put(abi, "rowBytes", static_cast<double>(sizeof(varve::Row)));
+  varve::Put(abi, "regionBytes", static_cast<double>(sizeof(varve::Region)));
+  exports.Set("abi", abi);
+  varve::RegisterBitmap(env, exports);
+  varve::RegisterGuest(env, exports);
+  varve::RegisterMemory(env, exports);
+  varve::RegisterProcess(env, exports);
+  varve::RegisterScan(env, exports);
+  // Layers: varve::RegisterLayer…(env, exports) go here.
+  return exports;
+}
+
+}  // namespace
+
+NODE_API_MODULE(varve, Init)
