@@ -20,6 +20,7 @@ import * as layers from './layers.queries.ts';
 import type { ChainRef, CondemnedLayer, LayerFlags, LayerRef } from './layers.queries.ts';
 import type { Lease, LeaseHolder, LocalLayer } from './layers.queries.ts';
 import { readLedger } from './ledger.queries.ts';
+import { warmUp } from './page-sets.ts';
 import type { PageSets } from './page-sets.ts';
 import * as releases from './releases.queries.ts';
 import type { PendingRelease } from './releases.queries.ts';
@@ -57,6 +58,7 @@ export class NodeDb {
       db.pragma(`journal_size_limit = ${journalBytesMax}`);
       db.exec('BEGIN IMMEDIATE; COMMIT');
       bringUpToDate(db);
+      warmUp();
       return ok(new NodeDb(db, clock));
     } catch (error) {
       db?.close();
@@ -70,6 +72,11 @@ export class NodeDb {
 
   [Symbol.dispose](): void {
     this.close();
+  }
+
+  /** Bounds the file, in pages of 4096 bytes: past it, changes fail as on a full disk. */
+  limitPages(count: number): void {
+    this.#db.pragma(`max_page_count = ${count}`);
   }
 
   /** One IMMEDIATE transaction; a refusal thrown inside undoes it and is returned. */
