@@ -19,7 +19,8 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   varve::RegisterMemory(env, exports);
   varve::RegisterProcess(env, exports);
   varve::RegisterScan(env, exports);
-  // Layers: varve::RegisterLayer…(env, exports) go here.
+  varve::RegisterLayerReader(env, exports);
+  varve::RegisterLayerSink(env, exports);
   return exports;
 }
 

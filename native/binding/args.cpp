@@ -67,6 +67,11 @@ std::span<const Region> Args::Regions(std::size_t index, const char* name) {
   return {static_cast<const Region*>(view.data), view.length / 3};
 }
 
+std::span<const std::uint32_t> Args::Uint32s(std::size_t index, const char* name) {
+  const View view = Typed(index, name, napi_uint32_array, "Uint32Array");
+  return {static_cast<const std::uint32_t*>(view.data), view.length};
+}
+
 const std::int32_t* Args::CancelWord(std::size_t index, const char* name) {
   const View view = Typed(index, name, napi_int32_array, "Int32Array");
   const std::uint64_t word = Whole(index + 1, "cancelIndex");

@@ -26,6 +26,7 @@ class Args {
   // A BigUint64Array in rows of three.
   std::span<const Row> Rows(std::size_t index, const char* name);
   std::span<const Region> Regions(std::size_t index, const char* name);
+  std::span<const std::uint32_t> Uint32s(std::size_t index, const char* name);
   // Element `word_index` (the next argument) of an Int32Array.
   const std::int32_t* CancelWord(std::size_t index, const char* name);
   // A non-negative integer up to 2^53 - 1.

@@ -1,0 +1,137 @@
+#include "core/layer_tar.hpp"
+
+#include <array>
+#include <string_view>
+
+namespace varve {
+namespace {
+
+constexpr std::size_t kBlockBytes = 512;
+constexpr std::size_t kModeOffset = 100;
+constexpr std::size_t kSizeOffset = 124;
+constexpr std::size_t kSumOffset = 148;
+constexpr std::size_t kTypeOffset = 156;
+constexpr std::size_t kMagicOffset = 257;
+// Zero blocks that may end the archive; writers pad to a record of 20 blocks.
+constexpr std::uint64_t kEndBytesMax = 20 * kBlockBytes;
+
+using Block = std::array<std::byte, kBlockBytes>;
+
+std::string_view Text(const Block& block, std::size_t offset, std::size_t length) noexcept {
+  // SAFETY: a view of the caller's block; char may alias std::byte.
+  std::string_view text(reinterpret_cast<const char*>(block.data()) + offset, length);
+  return text.substr(0, text.find('\0'));
+}
+
+// Digits in `base`, blanks around them; false on anything else or on overflow.
+bool ParseDigits(std::string_view text, unsigned base, std::uint64_t& value) noexcept {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  value = 0;
+  if (text.empty()) return false;
+  for (const char c : text) {
+    const unsigned digit = static_cast<unsigned>(c) - '0';
+    if (digit >= base || value > (UINT64_MAX - digit) / base) return false;
+    value = value * base + digit;
+  }
+  return true;
+}
+
+bool IsUstar(const Block& block) noexcept {
+  return Text(block, kMagicOffset, 6).substr(0, 5) == "ustar";
+}
+
+bool SumMatches(const Block& block) noexcept {
+  std::uint64_t stored = 0;
+  if (!ParseDigits(Text(block, kSumOffset, 8), 8, stored)) return false;
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < kBlockBytes; ++i) {
+    const bool in_field = i >= kSumOffset && i < kSumOffset + 8;
+    sum += in_field ? static_cast<std::uint64_t>(' ') : std::to_integer<std::uint64_t>(block[i]);
+  }
+  return sum == stored;
+}
+
+// The value of the `size` record; records are "LENGTH KEY=VALUE\n".
+bool PaxSize(std::string_view records, std::uint64_t& size) noexcept {
+  while (!records.empty()) {
+    const std::size_t space = records.find(' ');
+    std::uint64_t length = 0;
+    if (space == std::string_view::npos || !ParseDigits(records.substr(0, space), 10, length)) {
+      return false;
+    }
+    if (length <= space + 1 || length > records.size()) return false;
+    std::string_view record = records.substr(space + 1, length - space - 1);
+    if (record.empty() || record.back() != '\n') return false;
+    record.remove_suffix(1);
+    if (record.starts_with("size=")) return ParseDigits(record.substr(5), 10, size);
+    records.remove_prefix(length);
+  }
+  return false;
+}
+
+TarBody Bad(const char* kind, const char* field, std::uint64_t offset, std::uint64_t value) {
+  TarBody body;
+  body.wrapped = true;
+  body.fault = MakeFault(kind, field, offset, value);
+  return body;
+}
+
+// Checks that the body fits, and that only the archive's end follows it.
+TarBody Bounded(std::uint64_t file_size, std::uint64_t offset, std::uint64_t size) noexcept {
+  if (offset > file_size || size > file_size - offset) {
+    return Bad(fault::kTruncated, "tar.size", offset, size);
+  }
+  if (size == 0) return Bad(fault::kNotALayer, "tar.size", offset, 0);
+  if (file_size - offset - size > kEndBytesMax + kBlockBytes) {
+    return Bad(fault::kTrailingBytes, "tar.end", offset + size, file_size);
+  }
+  TarBody body;
+  body.wrapped = true;
+  body.offset = offset;
+  body.size = size;
+  return body;
+}
+
+}  // namespace
+
+TarBody FindTarBody(ByteSource& file) noexcept {
+  TarBody whole;
+  whole.size = file.size();
+  Block block;
+  if (file.size() < kBlockBytes) return whole;
+  if (whole.fault = file.Read(0, block); !whole.fault.ok() || !IsUstar(block)) return whole;
+  if (!SumMatches(block)) return Bad(fault::kCorrupt, "tar.checksum", kSumOffset, 0);
+  std::uint64_t own_size = 0;
+  if (!ParseDigits(Text(block, kSizeOffset, 12), 8, own_size)) {
+    return Bad(fault::kCorrupt, "tar.size", kSizeOffset, 0);
+  }
+  const auto type = std::to_integer<char>(block[kTypeOffset]);
+  if (type != 'x') {
+    if (type != '0' && type != '\0') return Bad(fault::kNotALayer, "tar.type", kTypeOffset, type);
+    return Bounded(file.size(), kBlockBytes, own_size);
+  }
+  if (Text(block, 0, kModeOffset) != "overlaybd.pax") {
+    return Bad(fault::kNotALayer, "tar.name", 0, 0);
+  }
+  if (own_size == 0 || own_size > kBlockBytes) {
+    return Bad(fault::kUnsupported, "tar.pax-size", kSizeOffset, own_size);
+  }
+  if (file.size() < 3 * kBlockBytes) return Bad(fault::kTruncated, "tar", 0, file.size());
+  if (auto f = file.Read(kBlockBytes, block); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
+  std::uint64_t size = 0;
+  // SAFETY: a view of the block just read, own_size <= its length.
+  if (!PaxSize({reinterpret_cast<const char*>(block.data()), own_size}, size)) {
+    return Bad(fault::kCorrupt, "tar.pax-records", kBlockBytes, 0);
+  }
+  if (auto f = file.Read(2 * kBlockBytes, block); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
+  if (!IsUstar(block) || !SumMatches(block)) {
+    return Bad(fault::kCorrupt, "tar.checksum", 2 * kBlockBytes + kSumOffset, 0);
+  }
+  if (Text(block, 0, kModeOffset) != "overlaybd.commit") {
+    return Bad(fault::kNotALayer, "tar.name", 2 * kBlockBytes, 0);
+  }
+  return Bounded(file.size(), 3 * kBlockBytes, size);
+}
+
+}  // namespace varve
