@@ -14,13 +14,17 @@ async function turns(count: number): Promise<void> {
   for (let i = 0; i < count; i++) await Promise.resolve();
 }
 
-test('M1, M2: results keep the order of the input while at most inFlightMax calls run', async () => {
+test('M1, M2: results keep the order of the input while inFlightMax calls run, never more', async () => {
   let running = 0;
   let most = 0;
+  let open: () => void = () => undefined;
+  const fourRun = new Promise<void>((resolve) => (open = resolve));
   const signal = new AbortController().signal;
   const got: number[] = [];
   const mapped = mapOrdered(numbers(50), { inFlightMax: 4, signal }, async (item) => {
     most = Math.max(most, ++running);
+    if (running === 4) open();
+    await fourRun;
     await turns((item * 7) % 11);
     running -= 1;
     return item * 2;
