@@ -3,8 +3,10 @@
  *
  * | state    | begin            | end                                 |
  * |----------|------------------|-------------------------------------|
- * | idle     | pausing → paused | stays idle: there is nothing to end |
- * | refused  | -                | stays refused: the VM never stopped |
+ * | idle     | pausing          | over: there is nothing to end       |
+ * | over     | refused          | nothing                             |
+ * | pausing  | -                | waits for the pause, then as paused |
+ * | refused  | -                | nothing: the VM never stopped       |
  * | paused   | -                | resuming → resumed or stuck         |
  * | resuming | -                | joins the one that runs             |
  * | resumed  | -                | nothing                             |
@@ -13,6 +15,7 @@
  * F1: one resume per pause, whatever the outcome and however often `end` is called.
  * F2: a pause whose answer never came counts as a pause.
  * F3: a VM that its owner had paused is never begun, so never ended.
+ * F4: what was ended never begins: an abort that comes first wins.
  */
 import type { Clock } from '../clock.ts';
 import { Failure, assert } from '../result.ts';
@@ -31,7 +34,7 @@ export interface FreezeActions {
   readonly done: () => void;
 }
 
-type State = 'idle' | 'refused' | 'paused' | 'resuming' | 'resumed' | 'stuck';
+type State = 'idle' | 'over' | 'pausing' | 'refused' | 'paused' | 'resuming' | 'resumed' | 'stuck';
 
 /** Waits between tries of a resume that failed, milliseconds. After the last, recovery takes over. */
 const resumeRetryWaitsMs = [50, 200, 500] as const;
@@ -43,6 +46,7 @@ export class Freeze {
   #state: State = 'idle';
   #startMs = 0;
   #endMs: number | undefined;
+  #beginning: Promise<void> | undefined;
   #ending: Promise<void> | undefined;
   #failure: unknown;
 
@@ -59,7 +63,7 @@ export class Freeze {
 
   /** The frozen time so far; undefined when the VM was never stopped. */
   get span(): Span | undefined {
-    if (this.#state === 'idle' || this.#state === 'refused') return undefined;
+    if (['idle', 'over', 'refused'].includes(this.#state)) return undefined;
     return { startMs: this.#startMs, endMs: this.#endMs ?? this.#now() };
   }
 
@@ -68,17 +72,29 @@ export class Freeze {
     return this.#failure;
   }
 
-  async begin(): Promise<void> {
+  /** Fails as the pause fails, and where `end` came first. */
+  begin(): Promise<void> {
+    if (this.#state === 'over') {
+      return Promise.reject(new Error('the capture ended before its VM was paused'));
+    }
     assert(this.#state === 'idle', 'a capture pauses once');
     this.#actions.intend();
     this.#startMs = this.#now();
-    this.#state = 'paused';
+    this.#state = 'pausing';
+    this.#beginning = this.#pause();
+    return this.#beginning;
+  }
+
+  async #pause(): Promise<void> {
     try {
       await this.#actions.pause();
+      this.#state = 'paused';
     } catch (error) {
       if (this.#actions.surelyRefused(error)) {
         this.#state = 'refused';
         this.#actions.done();
+      } else {
+        this.#state = 'paused';
       }
       throw error;
     }
@@ -86,11 +102,20 @@ export class Freeze {
 
   /** Never rejects: a VM that can't be resumed is `stuck`, and the capture's own error stays the one reported. */
   end(): Promise<void> {
-    if (this.#state === 'paused') {
-      this.#state = 'resuming';
-      this.#ending = this.#resume();
+    this.#ending ??= this.#endOnce();
+    return this.#ending;
+  }
+
+  async #endOnce(): Promise<void> {
+    if (this.#state === 'idle') {
+      this.#state = 'over';
+      return;
     }
-    return this.#ending ?? Promise.resolve();
+    await this.#beginning?.catch(() => undefined);
+    // Read again: the pause has been answered meanwhile.
+    if ((this.#state as State) !== 'paused') return;
+    this.#state = 'resuming';
+    await this.#resume();
   }
 
   async #resume(): Promise<void> {

@@ -65,6 +65,7 @@ export class SlabArena {
       this.#report();
       return Promise.resolve(slab);
     }
+    holder.starved();
     return new Promise((give, refuse) => this.#waiting.push({ holder, give, refuse }));
   }
 
@@ -107,10 +108,19 @@ export class SlabArena {
 export class SlabHolder {
   readonly #arena: SlabArena;
   readonly #held = new Set<Slab>();
+  /** Resolves when an `acquire` had to wait for the first time, or the holder was closed. */
+  readonly ranShort: Promise<void>;
+  #resolveRanShort: () => void = () => undefined;
   #closedBy: unknown;
 
   constructor(arena: SlabArena) {
     this.#arena = arena;
+    this.ranShort = new Promise((resolve) => (this.#resolveRanShort = resolve));
+  }
+
+  /** @internal Called by the arena. */
+  starved(): void {
+    this.#resolveRanShort();
   }
 
   get heldCount(): number {
@@ -142,6 +152,7 @@ export class SlabHolder {
   /** Refuses waiting and later `acquire`s. Slabs in use stay held until `releaseAll`. */
   close(reason: Error): void {
     this.#closedBy ??= reason;
+    this.#resolveRanShort();
     this.#arena.forget(this, this.#closedBy);
   }
 

@@ -28,7 +28,8 @@ export interface BufferOptions<T> {
   readonly max: number;
   readonly weightOf: (item: T) => number;
   readonly gauge: QueueGauge;
-  readonly signal: AbortSignal;
+  /** Nothing is handed on before this resolves; the producer fills the queue meanwhile. */
+  readonly holdUntil?: Promise<void> | undefined;
 }
 
 /**
@@ -42,6 +43,7 @@ export async function* buffer<T>(
   const queue = new BoundedQueue<T>(options);
   const producer = fill(queue, source);
   try {
+    await options.holdUntil;
     for (;;) {
       const next = await queue.take();
       if (next.done) return;

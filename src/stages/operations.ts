@@ -4,7 +4,7 @@
  */
 import type { CompressedBatch } from '../layer/segment-batch.ts';
 import type { SharedStack } from '../layer/stack.ts';
-import type { WorkerOperation } from '../pipeline/pool.ts';
+import { compiledSibling, type WorkerOperation } from '../pipeline/pool.ts';
 
 export interface ReadTask {
   readonly source:
@@ -58,3 +58,6 @@ export interface CompactOutcome {
 }
 
 export const compactOperation: WorkerOperation<CompactTask, CompactOutcome> = { name: 'compact' };
+
+/** The compiled module that worker threads load. */
+export const workerFile: string = compiledSibling(import.meta.url, './worker.ts');

@@ -106,3 +106,23 @@ test('a VM that is gone gets one resume, not a storm of them', async () => {
   expect(freeze.state).toBe('stuck');
   expect(a.log).toContain('done');
 });
+
+test('F4: a capture that ended before its pause does not pause any more', async () => {
+  const a = actions();
+  const freeze = new Freeze(a, testClock());
+  await freeze.end();
+  await expect(freeze.begin()).rejects.toThrow('ended before its VM was paused');
+  expect(a.log).toEqual([]);
+});
+
+test('an end that comes while the pause is on its way waits for its answer, then resumes', async () => {
+  let answer: () => void = () => undefined;
+  const a = actions({ pause: () => new Promise((resolve) => (answer = resolve)) });
+  const freeze = new Freeze(a, testClock());
+  const beginning = freeze.begin();
+  const ending = freeze.end();
+  expect(a.log).toEqual(['intend']);
+  answer();
+  await Promise.all([beginning, ending]);
+  expect(a.log).toEqual(['intend', 'resume', 'done']);
+});

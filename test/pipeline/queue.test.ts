@@ -53,8 +53,7 @@ test('a buffer keeps order, bounds how far the producer runs ahead, and reports 
   }
   const depths: number[] = [];
   let ahead = 0;
-  const signal = new AbortController().signal;
-  const options = { max: 4, weightOf: () => 1, gauge: (w: number) => depths.push(w), signal };
+  const options = { max: 4, weightOf: () => 1, gauge: (w: number) => depths.push(w) };
   const got: number[] = [];
   for await (const item of buffer(source(), options)) {
     ahead = Math.max(ahead, produced - item);
@@ -78,8 +77,7 @@ test('a consumer that stops early ends the producer before the buffer ends', asy
       ended = true;
     }
   }
-  const signal = new AbortController().signal;
-  for await (const item of buffer(source(), { max: 3, weightOf, gauge: quiet, signal })) {
+  for await (const item of buffer(source(), { max: 3, weightOf, gauge: quiet })) {
     if (item === 5) break;
   }
   expect(ended).toBe(true);
@@ -92,7 +90,33 @@ test('a failing producer fails the buffer with the same error', async () => {
     yield 1;
     throw broke;
   }
-  const signal = new AbortController().signal;
-  const all = collect(buffer(source(), { max: 3, weightOf, gauge: quiet, signal }));
+  const all = collect(buffer(source(), { max: 3, weightOf, gauge: quiet }));
   await expect(all).rejects.toBe(broke);
+});
+
+test('a buffer that is held back hands nothing on, and fills up to its bound', async () => {
+  let produced = 0;
+  let release: () => void = () => undefined;
+  const holdUntil = new Promise<void>((resolve) => (release = resolve));
+  let full: () => void = () => undefined;
+  const filled = new Promise<void>((resolve) => (full = resolve));
+  async function* source(): AsyncIterable<number> {
+    for (let i = 0; i < 6; i++) {
+      await Promise.resolve();
+      produced += 1;
+      yield i;
+    }
+  }
+  const gauge = (weight: number): void => (weight === 3 ? full() : undefined);
+  const got: number[] = [];
+  const consumer = (async () => {
+    const options = { max: 3, weightOf: () => 1, gauge, holdUntil };
+    for await (const item of buffer(source(), options)) got.push(item);
+  })();
+  await filled;
+  expect(got).toEqual([]);
+  expect(produced).toBeLessThanOrEqual(4);
+  release();
+  await consumer;
+  expect(got).toEqual([0, 1, 2, 3, 4, 5]);
 });
