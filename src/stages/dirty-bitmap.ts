@@ -2,7 +2,7 @@
  * Asks for the dirty set of a paused VM, and makes its union with what aborted epochs left behind durable before
  * anything else may fail. In: the paused VM. Out: the pages to capture. Fails: as the dirty source and the ledger.
  */
-import type { FetchedSet } from '../vmm/dirty-source.ts';
+import type { FetchedSet } from '../vmm/source.ts';
 import type { PageBitmap } from '../memory.ts';
 import type { Stage } from '../pipeline/stage.ts';
 import type { ByteSource, PausedVm, SelectedSet } from './items.ts';
