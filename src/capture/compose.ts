@@ -10,7 +10,7 @@ import type { SealedLayer } from '../layer/writer.ts';
 import type { PageSets } from '../lineage/page-sets.ts';
 import { bitmapCount } from '../native/guest.ts';
 import type { Freeze } from '../pipeline/freeze.ts';
-import { StageMeter } from '../pipeline/meter.ts';
+import type { StageMeter } from '../pipeline/meter.ts';
 import { buffer, one, type StageContext } from '../pipeline/stage.ts';
 import { Failure, type Result } from '../result.ts';
 import type { StageName } from '../stage-names.ts';
@@ -68,6 +68,7 @@ export interface Composition {
   readonly sealing: (path: string) => void;
   readonly commitEpoch: (sealed: SealedLayer, plan: PublishPlan) => void;
   readonly committed: () => void;
+  readonly vmStatePath: () => string | null;
   readonly publishOnce: (
     plan: PublishPlan,
     layer: SealedLayer,
@@ -78,12 +79,16 @@ export interface Composition {
 
 export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
   const { pipeline, memorySnapshot } = c.config;
-  const before = (stage: StageName): StageContext => ({ signal: c.signal, meter: meterOf(c, stage) });
+  const before = (stage: StageName): StageContext => ({
+    signal: c.signal,
+    meter: meterOf(c, stage),
+  });
   const after = (stage: StageName): StageContext => ({
     signal: c.stopping,
     meter: meterOf(c, stage),
   });
   const copyFirst = c.resumeAfter === 'copy' ? holdBack(c) : undefined;
+  const plan = once(() => planOf(c));
   const paused = pauseStage(c).run(one({ captureId: c.captureId }), before('pause'));
   const sets = dirtyBitmapStage(c, copyFirst?.copied).run(paused, before('dirty-bitmap'));
   const ranges = coalesceRanges({
@@ -120,11 +125,11 @@ export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
     }),
     before('compact'),
   );
-  const committed = commitStage(c).run(
+  const committed = commitStage(c, plan).run(
     queued(c, 'commit', pipeline.compact.queueMax, segments),
     before('commit'),
   );
-  const published = publishStage(c).run(committed, after('publish'));
+  const published = publishStage(c, plan).run(committed, after('publish'));
   return resumeVm({ freeze: c.freeze }).run(published, after('resume'));
 }
 
@@ -142,6 +147,12 @@ function queued<T>(
   options: { readonly holdUntil?: Promise<void> | undefined } = {},
 ): AsyncIterable<T> {
   return buffer(source, { max, weightOf: () => 1, gauge: c.observer.queue(name), ...options });
+}
+
+/** The ids of a publish are chosen once. */
+function once<T>(make: () => T): () => T {
+  let made: { readonly value: T } | undefined;
+  return () => (made ??= { value: make() }).value;
 }
 
 /** Resolves when everything is copied, or slabs ran short and must be emptied for the copy to go on. */
@@ -216,7 +227,7 @@ function readStage(c: Composition, copied: (() => void) | undefined): ReturnType
   );
 }
 
-function commitStage(c: Composition): ReturnType<typeof commitLayer> {
+function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof commitLayer> {
   const { prepared } = c;
   return commitLayer(
     { inFlightMax: c.config.pipeline.commit.queueMax },
@@ -225,7 +236,7 @@ function commitStage(c: Composition): ReturnType<typeof commitLayer> {
       predecessor: prepared.predecessor,
       release: releaseTo(c.seat.slabs, c.seat.compressedSlabs),
       sealing: () => c.sealing(prepared.layerPath),
-      commitEpoch: (sealed) => c.commitEpoch(sealed, planOf(c)),
+      commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
       committed: async () => {
         await rm(prepared.memFilePath, { force: true });
         c.committed();
@@ -244,7 +255,7 @@ function planOf(c: Composition): PublishPlan {
     vm: vm.vmId,
     epoch: prepared.intent.epoch,
     predecessor: prepared.predecessor,
-    vmStatePath: prepared.statePath,
+    vmStatePath: c.vmStatePath(),
     stagingFolder: prepared.folder,
     imageBytes: prepared.layout.imageBytes,
     regions: prepared.layout.regions.map((region) => ({
@@ -261,7 +272,7 @@ function planOf(c: Composition): PublishPlan {
   };
 }
 
-function publishStage(c: Composition): ReturnType<typeof publishSnapshot> {
+function publishStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof publishSnapshot> {
   const { publish } = c.config.pipeline;
   return publishSnapshot(
     { retryWaitMsMin: publish.retryMin, retryWaitMsMax: publish.retryMax },
@@ -270,7 +281,7 @@ function publishStage(c: Composition): ReturnType<typeof publishSnapshot> {
       publishOnce: async (layer, signal) => {
         using place = await c.engine.enter('publish', signal);
         void place;
-        return c.publishOnce(planOf(c), layer.sealed, signal);
+        return c.publishOnce(plan(), layer.sealed, signal);
       },
       failedOnce: c.publishFailed,
     },

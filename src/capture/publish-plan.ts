@@ -35,4 +35,3 @@ export type PublishPlan = z.infer<typeof planSchema>;
 
 /** Throws where node.db holds something else: it is ours alone, so that is damage. */
 export const parsePublishPlan = (json: string): PublishPlan => planSchema.parse(JSON.parse(json));
-

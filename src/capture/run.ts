@@ -23,7 +23,7 @@ import type { CaptureId, SnapshotId } from '../units.ts';
 import type { Engine, Seat } from './engine.ts';
 import type { CaptureObserver } from './observer.ts';
 import { Counts, composeStages } from './compose.ts';
-import { Preparation } from './preparation.ts';
+import { prepare } from './preparation.ts';
 import { failureOf, orThrow } from './failure.ts';
 import { LazyFile, stagingFolder } from './staging.ts';
 import type { PublishPlan } from './publish-plan.ts';
@@ -67,6 +67,7 @@ export class CaptureRun {
   #seat: Seat | undefined;
   #committed = false;
   #fetchAttempted = false;
+  #vmStatePath: string | null = null;
   #unsealedPath: string | undefined;
 
   constructor(vm: VmHandle, captureId: CaptureId, request: CaptureRequest, deps: RunDeps) {
@@ -75,7 +76,6 @@ export class CaptureRun {
     this.#request = request;
     this.#deps = deps;
     this.#now = stopwatch(deps.clock);
-    this.progress = new CaptureProgress(captureId, vm.vmId, deps.clock.nowMs(), deps.observer);
     this.#freeze = this.#makeFreeze();
     this.#meters = new Map(
       stageNames.map((stage) => [
@@ -83,10 +83,13 @@ export class CaptureRun {
         new StageMeter(stage, this.#now, (name, state) => this.progress.stage(name, state)),
       ]),
     );
-    this.progress.measure = {
+    const measure = {
+      now: this.#now,
+      wallMs: () => deps.clock.nowMs(),
       stages: () => [...this.#meters.values()].map((meter) => meter.measure()),
       frozen: () => this.#freeze.span,
     };
+    this.progress = new CaptureProgress({ captureId, vmId: vm.vmId }, measure, deps.observer);
     this.ended = this.#run();
   }
 
@@ -137,11 +140,17 @@ export class CaptureRun {
     this.#seat = engine.seat();
     const seat = this.#seat;
     resources.defer(() => seat.leave());
-    const prepared = await Preparation.make(this, this.#request, this.#deps, signal, resources);
+    const prepared = await prepare({
+      vm: this.vm,
+      captureId: this.captureId,
+      request: this.#request,
+      deps: this.#deps,
+      signal,
+      cleanups: resources,
+    });
     const memoryFile = new LazyFile();
     resources.defer(() => memoryFile.close());
-    const pausePlace = await engine.enter('pause', signal);
-    resources.use(pausePlace);
+    resources.use(await engine.enter('pause', signal));
     const counts = new Counts();
     const snapshots = composeStages({
       config,
@@ -158,41 +167,39 @@ export class CaptureRun {
       resumeAfter: this.resumeAfter,
       vm: this.vm,
       captureId: this.captureId,
+      request: this.#request,
       memoryFile,
+      vmStatePath: () => this.#vmStatePath,
       fetching: () => (this.#fetchAttempted = true),
       sealing: (path) => (this.#unsealedPath = path),
       commitEpoch: (sealed, plan) => this.#commitEpoch(sealed, plan, prepared.intent, counts),
       copied: () => this.#resumeAt('copy'),
       committed: () => this.#resumeAt('commit'),
-      publishOnce: (plan, layer, stop) =>
-        this.#deps.publishOnce(this.captureId, plan, layer, stop),
+      publishOnce: (plan, layer, stop) => this.#deps.publishOnce(this.captureId, plan, layer, stop),
       publishFailed: (failure) => this.progress.publishFailed(failure),
-      recordSet: (fetched) =>
-        orThrow(
+      recordSet: (fetched) => {
+        this.#vmStatePath = fetched.vmStatePath;
+        return orThrow(
           nodeDb.recordSet(this.captureId, {
             selected: fetched.selected,
             zero: fetched.zero,
             widened: prepared.intent.widen !== null,
           }),
-        ),
+        );
+      },
     });
     for await (const snapshot of snapshots) return snapshot;
     throw new Error('the pipeline ended without a snapshot');
   }
 
-  #commitEpoch(
-    sealed: SealedLayer,
-    plan: PublishPlan,
-    intent: EpochIntent,
-    counts: Counts,
-  ): void {
+  #commitEpoch(sealed: SealedLayer, plan: PublishPlan, intent: EpochIntent, counts: Counts): void {
     const { nodeDb } = this.#deps;
     const result = this.progress.resultOf({
       sealed,
       plan,
       intent,
       counts,
-      source: this.vm.source(),
+      source: this.vm.source,
       resumeAfter: this.resumeAfter,
       advance: this.#deps.config.lineage.advance,
     });
@@ -253,9 +260,10 @@ export class CaptureRun {
         intend: () => {
           orThrow(nodeDb.markPaused(vm.vmId, captureId));
           supervisor.paused(vm);
-          void clock
-            .sleep(deadlineMs, thawed.signal)
-            .then(() => this.#pausedTooLong(deadlineMs), () => undefined);
+          void clock.sleep(deadlineMs, thawed.signal).then(
+            () => this.#pausedTooLong(deadlineMs),
+            () => undefined,
+          );
         },
         pause: async () => {
           orThrow(await vm.client.pause(patient));
@@ -270,7 +278,8 @@ export class CaptureRun {
           thawed.abort(new Error('resumed'));
           supervisor.resumed(vm);
           const cleared = nodeDb.clearPaused(vm.vmId, captureId);
-          if (!cleared.ok) observer.warn('a resume could not be recorded', { error: cleared.error });
+          if (!cleared.ok)
+            observer.warn('a resume could not be recorded', { error: cleared.error });
         },
       },
       clock,

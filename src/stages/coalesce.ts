@@ -1,7 +1,7 @@
 /**
  * Turns the selected pages into batches of address ranges, in ascending image order: neighbours merged, split at
  * memory regions, at the longest LSMT segment and at the batch size. In: one selected set. Out: batches of at most
- * `batchBytes` and 1024 rows (IOV_MAX, process_vm_readv(2)). Scans as it goes: memory does not grow with the guest.
+ * `batchBytes` and `batchRanges` rows. Scans as it goes: memory does not grow with the guest.
  */
 import { coalesceBatch } from '../native/guest.ts';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
@@ -9,11 +9,10 @@ import { segmentBytesMax } from '../layer/format.ts';
 import type { Stage } from '../pipeline/stage.ts';
 import type { RangeBatch, SelectedSet } from './items.ts';
 
-/** IOV_MAX of Linux: one row is one iovec. */
-const rowsMax = 1024;
-
 export interface CoalesceConfig {
   readonly batchBytes: number;
+  /** Rows a batch at most; one row is one iovec of a read, and the kernel takes 1024 of them a call. */
+  readonly batchRanges: number;
   readonly joinGapPages: number;
 }
 
@@ -23,7 +22,7 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
     async *run(input, { meter, signal }) {
       for await (const set of input) {
         const regions = regionRows(set.layout);
-        const limits = { regions, rowsMax, signal };
+        const limits = { regions, signal };
         for (const batch of scan(set.selected, { ...config, ...limits })) {
           const { rows, bytes } = batch;
           yield await meter.item(bytes, () =>
@@ -46,7 +45,6 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
 
 interface ScanOptions extends CoalesceConfig {
   readonly regions: BigUint64Array;
-  readonly rowsMax: number;
   readonly signal: AbortSignal;
 }
 
@@ -63,7 +61,7 @@ function* scan(
       fromPage,
       regions: options.regions,
       batchBytes: options.batchBytes,
-      maxRows: options.rowsMax,
+      maxRows: options.batchRanges,
       maxSegmentBytes: segmentBytesMax,
       joinGapPages: options.joinGapPages,
     });

@@ -20,11 +20,12 @@ export interface CommitDeps {
   readonly writer: LayerWriter;
   readonly predecessor: LayerUuid | null;
   readonly release: (slab: Slab) => void;
+  /** The file gets its final name now: from here an abort must remove it. */
+  readonly sealing: () => void;
   /** Step 4 → 5: the layer is sealed, then memory parent, epoch and ledger change in one transaction. */
   readonly commitEpoch: (sealed: SealedLayer) => void;
   /** The VM may run: its epoch is durable. */
-  readonly committed: () => void;
-  readonly vmStatePath: () => string | null;
+  readonly committed: () => Promise<void>;
 }
 
 export function commitLayer(
@@ -43,12 +44,13 @@ export function commitLayer(
         }),
       );
       for await (const done of appended) void done;
+      deps.sealing();
       const sealed = await meter.item(0, () => deps.writer.seal(signal));
       signal.throwIfAborted();
       deps.commitEpoch(sealed);
       meter.end();
-      deps.committed();
-      yield { sealed, predecessor: deps.predecessor, vmStatePath: deps.vmStatePath() };
+      await deps.committed();
+      yield { sealed, predecessor: deps.predecessor };
     },
   };
 }

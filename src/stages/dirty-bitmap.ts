@@ -18,6 +18,8 @@ export interface DirtyBitmapDeps {
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
   readonly countPages: (bitmap: PageBitmap) => number;
+  /** The VMM has handed out the bytes with the set: the VM may run. */
+  readonly staged: () => void;
 }
 
 export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, SelectedSet> {
@@ -33,11 +35,8 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
           return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
         });
         meter.end();
-        const source: ByteSource =
-          set.fetched.bytes.kind === 'file' &&
-          deps.countPages(set.selected) === deps.countPages(set.fetched.selected)
-            ? set.fetched.bytes
-            : { kind: 'process', pid: deps.pid };
+        const source = byteSource(set.fetched, set.selected, deps);
+        if (source.kind === 'file') deps.staged();
         yield {
           layout: set.layout,
           selected: set.selected,
@@ -48,4 +47,12 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
       }
     },
   };
+}
+
+/** A memory file holds the pages of its own set only; what an aborted epoch left is read from the process. */
+function byteSource(fetched: FetchedSet, selected: PageBitmap, deps: DirtyBitmapDeps): ByteSource {
+  const { bytes } = fetched;
+  if (bytes.kind === 'process') return { kind: 'process', pid: deps.pid };
+  const all = deps.countPages(selected) === deps.countPages(fetched.selected);
+  return all ? bytes : { kind: 'process', pid: deps.pid };
 }

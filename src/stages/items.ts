@@ -66,5 +66,4 @@ export interface Segments {
 export interface CommittedLayer {
   readonly sealed: SealedLayer;
   readonly predecessor: LayerUuid | null;
-  readonly vmStatePath: string | null;
 }
