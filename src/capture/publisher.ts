@@ -12,6 +12,9 @@ import { encodeManifest } from '../artifact/manifest.ts';
 import { artifactRetryable, type ArtifactStore, type StoredArtifact } from '../artifact/store.ts';
 import type { Catalog, Layer, NewLayer, NewUpload, PublishRequest } from '../catalog/catalog.ts';
 import { catalogRetryable } from '../catalog/errors.ts';
+import type { Clock } from '../clock.ts';
+import type { Config } from '../config/schema.ts';
+import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { LocalLayer } from '../lineage/layers.queries.ts';
 import { Failure, err, ok, type FailureDetail, type Result } from '../result.ts';
@@ -21,7 +24,8 @@ import { fileFacts, bytesFacts } from './file-facts.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { HostFacts } from './host-facts.ts';
 import { manifestOf } from './manifest-of.ts';
-import type { PublishPlan } from './publish-plan.ts';
+import type { CaptureObserver } from './observer.ts';
+import { parsePublishPlan, type PublishPlan } from './publish-plan.ts';
 
 export interface PublisherDeps {
   readonly catalog: Catalog;
@@ -69,6 +73,25 @@ export class Publisher {
       if (this.#turns.get(plan.vm) === turn) this.#turns.delete(plan.vm);
     });
     return turn;
+  }
+
+  /** For captures that an earlier life of the daemon committed. Ends when it is done or `signal` aborts. */
+  async publishUntilDone(
+    job: CaptureJob,
+    deps: { readonly clock: Clock; readonly config: Config; readonly observer: CaptureObserver },
+    signal: AbortSignal,
+  ): Promise<void> {
+    if (job.publishJson === null) throw new Error(`capture ${job.captureId} has no publish plan`);
+    const plan = parsePublishPlan(job.publishJson);
+    const { retryMin, retryMax } = deps.config.pipeline.publish;
+    for (let waitMs: number = retryMin; !signal.aborted; waitMs = Math.min(waitMs * 2, retryMax)) {
+      const published = await this.publishOnce(job.captureId, plan, signal).catch(() => null);
+      if (published === null || published.ok) return;
+      const facts = { captureId: job.captureId, failure: published.error };
+      deps.observer.warn('publishing a recovered capture failed', facts);
+      if (!published.error.retryable) return;
+      await deps.clock.sleep(waitMs, signal).catch(() => undefined);
+    }
   }
 
   async #try(

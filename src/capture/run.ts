@@ -25,6 +25,7 @@ import type { CaptureObserver } from './observer.ts';
 import { Counts, composeStages } from './compose.ts';
 import { prepare } from './preparation.ts';
 import { failureOf, orThrow } from './failure.ts';
+import type { KeptResult } from './job-view.ts';
 import { LazyFile, stagingFolder } from './staging.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { CaptureProgress } from './progress.ts';
@@ -204,7 +205,8 @@ export class CaptureRun {
       advance: this.#deps.config.lineage.advance,
     });
     orThrow(nodeDb.sealed(this.captureId, sealed, JSON.stringify(plan)));
-    orThrow(nodeDb.commit(this.captureId, JSON.stringify(result)));
+    const kept: KeptResult = { result, stages: [], vmRunning: null };
+    orThrow(nodeDb.commit(this.captureId, JSON.stringify(kept)));
     this.#committed = true;
     this.#unsealedPath = undefined;
     this.progress.committed(result);
