@@ -2,6 +2,7 @@
  * What callers of a capture see: requests, views, events and failures. Plain data only: everything here
  * crosses HTTP as it stands (sizes as JSON numbers below 2^53, addresses never).
  */
+import type { StageName } from '../stage-names.ts';
 import type { CaptureId, Digest, LayerUuid, SnapshotId, VmId } from '../units.ts';
 
 export type TrackingMode = 'mincore' | 'dirty' | 'pagemap';
@@ -9,17 +10,7 @@ export type Dialect = 'firecracker' | 'aenv' | 'e2b';
 export type ResumeAfter = 'publish' | 'commit' | 'copy';
 export type DedupMode = 'auto' | 'off' | 'parent';
 
-export const stageNames = [
-  'pause',
-  'dirty-bitmap',
-  'coalesce',
-  'read',
-  'compact',
-  'commit',
-  'publish',
-  'resume',
-] as const;
-export type StageName = (typeof stageNames)[number];
+export { stageNames, type StageName } from '../stage-names.ts';
 
 export interface AttachRequest {
   /** The VMM's API socket; must lie under a configured socket root. */

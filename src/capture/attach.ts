@@ -1,0 +1,76 @@
+/** Binds a VM's API socket to a process that is who it says, and finds out what can be captured of it how. */
+import { confinePath } from '../config/roots.ts';
+import type { Config } from '../config/schema.ts';
+import { err, ok, type FailureDetail, type Result } from '../result.ts';
+import { vmId, type VmId } from '../units.ts';
+import { VmmClient } from '../vmm/client.ts';
+import { identify } from '../vmm/identity.ts';
+import { openDirtySource } from '../vmm/open-source.ts';
+import { enableTracking, probeVmm, type VmmFacts } from '../vmm/probe.ts';
+import type { TrackingMode } from '../vmm/source.ts';
+import { readSwapAreas } from '../vmm/swap.ts';
+import { VmHandle } from './vm-handle.ts';
+
+export interface BindRequest {
+  readonly socketPath: string;
+  /** Default: the VMM's own instance id. */
+  readonly vmId?: string | undefined;
+  readonly trackingMode: TrackingMode;
+}
+
+/** Ids are names, never paths. Source: DESIGN §9, the alias rule. */
+const vmIdPattern = /^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/;
+
+export async function bindVm(
+  config: Config,
+  request: BindRequest,
+  signal: AbortSignal,
+): Promise<Result<VmHandle, FailureDetail>> {
+  const socket = confinePath(request.socketPath, config.paths.socketRoots);
+  if (!socket.ok) return socket;
+  const identity = identify(socket.value);
+  if (!identity.ok) return identity;
+  const client = new VmmClient({ socketPath: socket.value, timeoutsMs: timeouts(config) });
+  client.bind(identity.value);
+  const handle = await bindIdentified(request, client, identity.value, signal);
+  if (!handle.ok) identity.value[Symbol.dispose]();
+  return handle;
+}
+
+type Identity = Extract<ReturnType<typeof identify>, { ok: true }>['value'];
+
+async function bindIdentified(
+  request: BindRequest,
+  client: VmmClient,
+  identity: Identity,
+  signal: AbortSignal,
+): Promise<Result<VmHandle, FailureDetail>> {
+  const mode = request.trackingMode;
+  let probed = await probeVmm(client, signal);
+  if (!probed.ok) return probed;
+  if (mode === 'dirty' && probed.value.state === 'Not started') {
+    const enabled = await enableTracking(client, signal);
+    if (!enabled.ok) return enabled;
+    probed = await probeVmm(client, signal);
+    if (!probed.ok) return probed;
+  }
+  const facts = probed.value;
+  const id = idOf(request, facts);
+  if (!id.ok) return id;
+  const swapAreas = readSwapAreas();
+  const source = openDirtySource({ client, facts, identity, mode, swapAreas });
+  if (!source.ok) return source;
+  return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: source.value }));
+}
+
+function idOf(request: BindRequest, facts: VmmFacts): Result<VmId, FailureDetail> {
+  const id = request.vmId ?? facts.id;
+  if (vmIdPattern.test(id)) return ok(vmId(id));
+  const shown = JSON.stringify(id.slice(0, 140));
+  return err({ kind: 'vm-id-invalid', message: `${shown} can't name a VM: ${vmIdPattern.source}` });
+}
+
+function timeouts(config: Config): { changeMs: number; snapshotMs: number } {
+  const { vmm } = config;
+  return { changeMs: vmm.requestTimeout, snapshotMs: vmm.snapshotTimeout };
+}

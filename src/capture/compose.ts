@@ -1,0 +1,289 @@
+/**
+ * The stages of one capture as one stream: pause → dirty-bitmap → coalesce → read → compact → commit → publish →
+ * resume, with a bounded queue wherever both sides work at the same time.
+ */
+import { randomUUID } from 'node:crypto';
+import { rm } from 'node:fs/promises';
+import type { Clock } from '../clock.ts';
+import type { Config } from '../config/schema.ts';
+import type { SealedLayer } from '../layer/writer.ts';
+import type { PageSets } from '../lineage/page-sets.ts';
+import { bitmapCount } from '../native/guest.ts';
+import type { Freeze } from '../pipeline/freeze.ts';
+import type { StageMeter } from '../pipeline/meter.ts';
+import { buffer, one, type StageContext } from '../pipeline/stage.ts';
+import { Failure, type Result } from '../result.ts';
+import type { StageName } from '../stage-names.ts';
+import { coalesceRanges } from '../stages/coalesce.ts';
+import { commitLayer, releaseTo } from '../stages/commit.ts';
+import { compactPages } from '../stages/compact.ts';
+import { fetchDirtyBitmap } from '../stages/dirty-bitmap.ts';
+import { pauseVm } from '../stages/pause.ts';
+import { publishSnapshot, type PublishFailure } from '../stages/publish.ts';
+import { readPages } from '../stages/read.ts';
+import { resumeVm } from '../stages/resume.ts';
+import { contentId, snapshotId, type CaptureId, type SnapshotId } from '../units.ts';
+import { identityError } from '../vmm/identity.ts';
+import type { FetchedSet } from '../vmm/source.ts';
+import type { Engine, Seat } from './engine.ts';
+import { orThrow } from './failure.ts';
+import type { CaptureObserver } from './observer.ts';
+import type { Prepared } from './preparation.ts';
+import type { PublishPlan } from './publish-plan.ts';
+import type { LazyFile } from './staging.ts';
+import type { CaptureRequest, ResumeAfter } from './types.ts';
+import type { VmHandle } from './vm-handle.ts';
+
+/** What the stages count for the result. */
+export class Counts {
+  selectedPages = 0;
+  zeroPages = 0;
+  equalPages = 0;
+}
+
+export interface Composition {
+  readonly vm: VmHandle;
+  readonly captureId: CaptureId;
+  readonly request: CaptureRequest;
+  readonly resumeAfter: ResumeAfter;
+  readonly config: Config;
+  readonly clock: Clock;
+  readonly observer: CaptureObserver;
+  readonly engine: Engine;
+  readonly seat: Seat;
+  readonly prepared: Prepared;
+  readonly freeze: Freeze;
+  readonly meters: ReadonlyMap<StageName, StageMeter>;
+  readonly counts: Counts;
+  readonly memoryFile: LazyFile;
+  /** Aborts everything before the commit point. */
+  readonly signal: AbortSignal;
+  /** Ends what comes after it. */
+  readonly stopping: AbortSignal;
+  /** The dirty set is about to be read. */
+  readonly fetching: () => void;
+  readonly recordSet: (fetched: FetchedSet) => PageSets;
+  readonly copied: () => void;
+  /** From now until the commit point, the file at this path must go if the capture aborts. */
+  readonly sealing: (path: string) => void;
+  readonly commitEpoch: (sealed: SealedLayer, plan: PublishPlan) => void;
+  readonly committed: () => void;
+  readonly vmStatePath: () => string | null;
+  readonly publishOnce: (
+    plan: PublishPlan,
+    layer: SealedLayer,
+    signal: AbortSignal,
+  ) => Promise<Result<SnapshotId, PublishFailure>>;
+  readonly publishFailed: (failure: PublishFailure) => void;
+}
+
+export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
+  const { pipeline, memorySnapshot } = c.config;
+  const before = (stage: StageName): StageContext => ({
+    signal: c.signal,
+    meter: meterOf(c, stage),
+  });
+  const after = (stage: StageName): StageContext => ({
+    signal: c.stopping,
+    meter: meterOf(c, stage),
+  });
+  const copyFirst = c.resumeAfter === 'copy' ? holdBack(c) : undefined;
+  const plan = once(() => planOf(c));
+  const paused = pauseStage(c).run(one({ captureId: c.captureId }), before('pause'));
+  const sets = dirtyBitmapStage(c, copyFirst?.copied).run(paused, before('dirty-bitmap'));
+  const ranges = coalesceRanges({
+    batchBytes: pipeline.coalesce.batchBytes,
+    batchRanges: Math.min(pipeline.coalesce.batchRanges, pipeline.read.batchIovecs),
+    joinGapPages: pipeline.coalesce.joinGapPages,
+  }).run(sets, before('coalesce'));
+  const pages = readStage(c, copyFirst?.copied).run(
+    queued(c, 'read', pipeline.coalesce.queueMax, ranges),
+    before('read'),
+  );
+  const segments = compactPages(
+    {
+      inFlightMax: pipeline.compact.concurrency,
+      compression: memorySnapshot.compression,
+      blockBytes: memorySnapshot.blockBytes,
+    },
+    {
+      pool: c.seat.pool,
+      slabs: c.seat.slabs,
+      compressedSlabs: c.seat.compressedSlabs,
+      hasParent: c.prepared.predecessor !== null,
+      dedupAgainst: c.prepared.dedupAgainst,
+      zerosThatMatter: (rows) => rows,
+      count: (n) => {
+        c.counts.zeroPages += n.zeroPages;
+        c.counts.equalPages += n.equalPages;
+      },
+    },
+  ).run(
+    // While the VM must stay frozen for the copy, nothing competes with it for CPU until slabs run short.
+    queued(c, 'compact', copyFirst === undefined ? pipeline.read.queueMax : Infinity, pages, {
+      holdUntil: copyFirst?.until,
+    }),
+    before('compact'),
+  );
+  const committed = commitStage(c, plan).run(
+    queued(c, 'commit', pipeline.compact.queueMax, segments),
+    before('commit'),
+  );
+  const published = publishStage(c, plan).run(committed, after('publish'));
+  return resumeVm({ freeze: c.freeze }).run(published, after('resume'));
+}
+
+function meterOf(c: Composition, stage: StageName): StageMeter {
+  const meter = c.meters.get(stage);
+  if (meter === undefined) throw new Error(`no meter for ${stage}`);
+  return meter;
+}
+
+function queued<T>(
+  c: Composition,
+  name: string,
+  max: number,
+  source: AsyncIterable<T>,
+  options: { readonly holdUntil?: Promise<void> | undefined } = {},
+): AsyncIterable<T> {
+  return buffer(source, { max, weightOf: () => 1, gauge: c.observer.queue(name), ...options });
+}
+
+/** The ids of a publish are chosen once. */
+function once<T>(make: () => T): () => T {
+  let made: { readonly value: T } | undefined;
+  return () => (made ??= { value: make() }).value;
+}
+
+/** Resolves when everything is copied, or slabs ran short and must be emptied for the copy to go on. */
+function holdBack(c: Composition): { copied: () => void; until: Promise<void> } {
+  let copied: () => void = () => undefined;
+  const done = new Promise<void>((resolve) => (copied = resolve));
+  return { copied, until: Promise.race([done, c.seat.slabs.ranShort]) };
+}
+
+function pauseStage(c: Composition): ReturnType<typeof pauseVm> {
+  return pauseVm({
+    freeze: c.freeze,
+    pausedByOwner: () => Promise.resolve(c.prepared.pausedByOwner),
+  });
+}
+
+function dirtyBitmapStage(
+  c: Composition,
+  copied: (() => void) | undefined,
+): ReturnType<typeof fetchDirtyBitmap> {
+  const { prepared, vm } = c;
+  return fetchDirtyBitmap({
+    pid: vm.identity.pid,
+    countPages: (bitmap) => bitmapCount(bitmap.bits),
+    fetch: async (signal) => {
+      using place = await c.engine.enter('dirty-bitmap', signal);
+      void place;
+      c.fetching();
+      const fetched = orThrow(
+        await vm.source.fetch({
+          statePath: prepared.statePath,
+          memFilePath: prepared.memFilePath,
+          ...(prepared.parentPages === undefined ? {} : { parent: prepared.parentPages }),
+          widen: prepared.intent.widen !== null,
+          signal,
+        }),
+      );
+      if (fetched.bytes.kind === 'file') await c.memoryFile.open(fetched.bytes.path);
+      return fetched;
+    },
+    record: (fetched) => {
+      const sets = c.recordSet(fetched);
+      c.counts.selectedPages = bitmapCount(sets.selected.bits);
+      return sets;
+    },
+    staged: () => {
+      copied?.();
+      c.copied();
+    },
+  });
+}
+
+function readStage(c: Composition, copied: (() => void) | undefined): ReturnType<typeof readPages> {
+  const { read } = c.config.pipeline;
+  const { identity } = c.vm;
+  return readPages(
+    { inFlightMax: read.concurrency, noMemoryDeadlineMs: read.enomemDeadline },
+    {
+      pool: c.seat.pool,
+      slabs: c.seat.slabs,
+      cancelSlot: c.seat.cancel.slot,
+      memoryFileFd: () => c.memoryFile.fd(),
+      checkIdentity: () => {
+        const check = identity.check();
+        if (check !== 'same') throw new Failure(identityError(identity, check));
+      },
+      copied: () => {
+        copied?.();
+        c.copied();
+      },
+    },
+  );
+}
+
+function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof commitLayer> {
+  const { prepared } = c;
+  return commitLayer(
+    { inFlightMax: c.config.pipeline.commit.queueMax },
+    {
+      writer: prepared.writer,
+      predecessor: prepared.predecessor,
+      release: releaseTo(c.seat.slabs, c.seat.compressedSlabs),
+      sealing: () => c.sealing(prepared.layerPath),
+      commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
+      committed: async () => {
+        await rm(prepared.memFilePath, { force: true });
+        c.committed();
+      },
+    },
+  );
+}
+
+function planOf(c: Composition): PublishPlan {
+  const { prepared, vm } = c;
+  return {
+    snapshotId: snapshotId(randomUUID()),
+    contentId: contentId(randomUUID()),
+    alias: c.request.alias ?? null,
+    createdAtMs: c.clock.nowMs(),
+    vm: vm.vmId,
+    epoch: prepared.intent.epoch,
+    predecessor: prepared.predecessor,
+    vmStatePath: c.vmStatePath(),
+    stagingFolder: prepared.folder,
+    imageBytes: prepared.layout.imageBytes,
+    regions: prepared.layout.regions.map((region) => ({
+      guestAddress: region.guestAddress?.toString() ?? null,
+      imageOffset: region.imageOffset,
+      length: region.length,
+    })),
+    vmm: {
+      dialect: vm.facts.dialect,
+      version: vm.facts.version,
+      trackingMode: vm.source.kind,
+      vcpuCount: vm.facts.machineConfig.vcpu_count,
+    },
+  };
+}
+
+function publishStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof publishSnapshot> {
+  const { publish } = c.config.pipeline;
+  return publishSnapshot(
+    { retryWaitMsMin: publish.retryMin, retryWaitMsMax: publish.retryMax },
+    {
+      clock: c.clock,
+      publishOnce: async (layer, signal) => {
+        using place = await c.engine.enter('publish', signal);
+        void place;
+        return c.publishOnce(plan(), layer.sealed, signal);
+      },
+      failedOnce: c.publishFailed,
+    },
+  );
+}

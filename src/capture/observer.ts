@@ -1,0 +1,36 @@
+/** Who wants to know what captures do: metrics, traces and logs are made from these calls, and only from these. */
+import type { QueueGauge } from '../pipeline/queue.ts';
+import type { CaptureView, StageName } from './types.ts';
+
+export interface Gauges {
+  /** Weight waiting in a named queue. */
+  readonly queue: (name: string) => QueueGauge;
+  /** Bytes of slabs in use. */
+  readonly slabBytes: QueueGauge;
+}
+
+export interface CaptureObserver extends Gauges {
+  readonly started: (capture: CaptureView) => void;
+  readonly stage: (capture: CaptureView, stage: StageName, state: 'started' | 'ended') => void;
+  /** Once for each real pause, on every outcome. */
+  readonly frozen: (capture: CaptureView, frozenMs: number) => void;
+  readonly publishFailed: (
+    capture: CaptureView,
+    failure: { kind: string; message: string },
+  ) => void;
+  /** The capture is committed, published or aborted; each of the states it reaches, once. */
+  readonly reached: (capture: CaptureView) => void;
+  /** Something an operator should know that ends no capture. */
+  readonly warn: (what: string, facts: Readonly<Record<string, unknown>>) => void;
+}
+
+export const silentObserver: CaptureObserver = {
+  queue: () => () => undefined,
+  slabBytes: () => undefined,
+  started: () => undefined,
+  stage: () => undefined,
+  frozen: () => undefined,
+  publishFailed: () => undefined,
+  reached: () => undefined,
+  warn: () => undefined,
+};

@@ -1,0 +1,123 @@
+/**
+ * What a capture has in hand before it stops its VM: the durable intent, an open layer, a folder for the VMM's files
+ * and, where equal pages are to be dropped, the parent's index. What can fail for want of space, permission or sense
+ * fails here, with the VM running.
+ */
+import { randomUUID } from 'node:crypto';
+import { join } from 'node:path';
+import type { EpochIntent } from '../lineage/epochs.ts';
+import { LayerStack, type SharedStack } from '../layer/stack.ts';
+import { LayerWriter } from '../layer/writer.ts';
+import type { MemoryLayout } from '../memory.ts';
+import type { Cleanups } from '../pipeline/cleanups.ts';
+import { Failure } from '../result.ts';
+import { layerUuid, type CaptureId, type LayerUuid } from '../units.ts';
+import type { DirtySource, ParentPages } from '../vmm/source.ts';
+import { identityError } from '../vmm/identity.ts';
+import { orThrow } from './failure.ts';
+import type { RunDeps } from './run.ts';
+import { layerPath, makeStagingFolder } from './staging.ts';
+import type { CaptureRequest } from './types.ts';
+import type { VmHandle } from './vm-handle.ts';
+
+export interface Prepared {
+  readonly intent: EpochIntent;
+  readonly predecessor: LayerUuid | null;
+  readonly layout: MemoryLayout;
+  readonly writer: LayerWriter;
+  readonly layerPath: string;
+  readonly folder: string;
+  readonly statePath: string;
+  readonly memFilePath: string;
+  readonly pausedByOwner: boolean;
+  /** Set when equal pages are dropped. */
+  readonly dedupAgainst: SharedStack | null;
+  /** What the memory parent stores, for sources that need it; null: no parent. */
+  readonly parentPages: ParentPages | null | undefined;
+}
+
+export interface PreparationOf {
+  readonly vm: VmHandle;
+  readonly captureId: CaptureId;
+  readonly request: CaptureRequest;
+  readonly deps: RunDeps;
+  readonly signal: AbortSignal;
+  readonly cleanups: Cleanups;
+}
+
+export async function prepare(of: PreparationOf): Promise<Prepared> {
+  const { vm, captureId, deps, signal, cleanups } = of;
+  const { config, nodeDb, engine } = deps;
+  const check = vm.identity.check();
+  if (check !== 'same') throw new Failure(identityError(vm.identity, check));
+  const pausedByOwner = await isPaused(vm, signal);
+  const layout = orThrow(await vm.source.layout(signal));
+  if (layout.imageBytes === 0) {
+    throw new Failure({ kind: 'no-memory', message: `VM ${vm.vmId} has no memory to capture` });
+  }
+  cleanups.use(await engine.enter('commit', signal));
+  const folder = await makeStagingFolder(config, captureId);
+  const uuid = layerUuid(randomUUID());
+  const path = layerPath(config, uuid);
+  const memFilePath = join(folder, 'memory');
+  const intent = orThrow(
+    nodeDb.begin(vm.vmId, captureId, {
+      clearsOnRead: vm.source.clearsOnRead,
+      bytesIn: vm.source.dialect === 'firecracker' ? 'file' : 'process',
+      advance: config.lineage.advance,
+      scratchPaths: [folder, path],
+    }),
+  );
+  const predecessor = intent.memoryParent?.head ?? null;
+  const writer = await LayerWriter.create({
+    path,
+    uuid,
+    parentUuid: predecessor,
+    virtualBytes: layout.imageBytes,
+    compression: config.memorySnapshot.compression,
+    blockBytes: config.memorySnapshot.blockBytes,
+  });
+  cleanups.useAsync(writer);
+  const parent = await openParent(intent, wantsDedup(of, vm.source), cleanups);
+  return {
+    intent,
+    predecessor,
+    layout,
+    writer,
+    layerPath: path,
+    folder,
+    statePath: join(folder, 'vm-state'),
+    memFilePath,
+    pausedByOwner,
+    ...parent,
+  };
+}
+
+async function isPaused(vm: VmHandle, signal: AbortSignal): Promise<boolean> {
+  const state = orThrow(await vm.client.state(signal));
+  if (state === 'Not started') {
+    throw new Failure({ kind: 'vm-not-started', message: `VM ${vm.vmId} has not been started` });
+  }
+  return state === 'Paused';
+}
+
+function wantsDedup(of: PreparationOf, source: DirtySource): boolean {
+  const mode = of.request.dedup ?? of.deps.config.memorySnapshot.dedup;
+  if (mode === 'off') return false;
+  return mode === 'parent' || !source.clearsOnRead || source.kind === 'mincore';
+}
+
+async function openParent(
+  intent: EpochIntent,
+  dedup: boolean,
+  cleanups: Cleanups,
+): Promise<Pick<Prepared, 'dedupAgainst' | 'parentPages'>> {
+  if (intent.memoryParent === null) return { dedupAgainst: null, parentPages: null };
+  const widened = intent.widen !== null;
+  if (!dedup && !widened) return { dedupAgainst: null, parentPages: undefined };
+  const paths = intent.memoryParent.layers.map((layer) => layer.path);
+  const stack = orThrow(await LayerStack.open(paths));
+  cleanups.useAsync(stack);
+  // Equal pages are dropped after a widening too: it selects all that may differ.
+  return { dedupAgainst: stack.shared(), parentPages: undefined };
+}

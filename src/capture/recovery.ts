@@ -1,0 +1,107 @@
+/** What the daemon does first: VMs that it had paused run again, captures abort or finish, attached VMs are found again. */
+import { readdir, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Config } from '../config/schema.ts';
+import type { CaptureJob } from '../lineage/jobs.queries.ts';
+import type { NodeDb } from '../lineage/node-db.ts';
+import { recover, type RecoveryHooks, type VmIdentity } from '../lineage/recovery.ts';
+import type { VmRecord } from '../lineage/vms.queries.ts';
+import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
+import { bindVm } from './attach.ts';
+import { failureOf } from './failure.ts';
+import type { CaptureObserver } from './observer.ts';
+import type { TrackingMode } from './types.ts';
+import type { VmTable } from './vm-table.ts';
+
+export interface RecoveryDeps {
+  readonly config: Config;
+  readonly nodeDb: NodeDb;
+  readonly observer: CaptureObserver;
+  readonly vms: VmTable;
+  readonly signal: AbortSignal;
+  readonly publish: (job: CaptureJob) => void;
+}
+
+/** How long a VMM may take to say who it is at start-up, milliseconds. */
+const rebindTimeoutMs = 5_000;
+
+export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
+  const { nodeDb, observer, config } = deps;
+  await Promise.all(nodeDb.listVms().map((record) => rebind(record, deps)));
+  const hooks: RecoveryHooks = {
+    identity: (vm) => Promise.resolve(identityOf(vm, deps.vms)),
+    fileBytes,
+    temporaryFiles: () => temporaryFiles(config),
+    resume: (vm, signal) => resume(vm, deps.vms, signal),
+    removeFile,
+    publish: deps.publish,
+  };
+  const report = await recover(nodeDb, hooks, deps.signal);
+  for (const { action, failure } of report.failed) {
+    observer.warn('a recovery step failed and is tried again at the next start', {
+      action: action.kind,
+      failure,
+    });
+  }
+}
+
+/** The same process under the same socket is taken up again; any other is left alone. */
+async function rebind(record: VmRecord, deps: RecoveryDeps): Promise<void> {
+  const signal = AbortSignal.any([deps.signal, AbortSignal.timeout(rebindTimeoutMs)]);
+  const { socketPath, vmId } = record;
+  const trackingMode = record.trackingMode as TrackingMode;
+  const bound = await bindVm(deps.config, { socketPath, vmId, trackingMode }, signal).catch(
+    (error: unknown) => err(failureOf(error)),
+  );
+  if (!bound.ok) {
+    deps.observer.warn('an attached VM was not found again', { vm: vmId, failure: bound.error });
+    return;
+  }
+  const { identity } = bound.value;
+  const same = identity.pid === record.pid && identity.startTimeTicks === record.startTimeTicks;
+  if (same) deps.vms.put(bound.value);
+  else bound.value[Symbol.dispose]();
+}
+
+function identityOf(vm: VmRecord, vms: VmTable): VmIdentity {
+  const handle = vms.handle(vm.vmId);
+  return handle === undefined ? 'exited' : handle.identity.check();
+}
+
+async function resume(
+  vm: VmRecord,
+  vms: VmTable,
+  signal: AbortSignal,
+): Promise<Result<void, FailureDetail>> {
+  const handle = vms.handle(vm.vmId);
+  if (handle === undefined) return ok(undefined);
+  const resumed = await handle.client.resume(signal);
+  if (resumed.ok || resumed.error.kind === 'vm-exited') return ok(undefined);
+  return resumed;
+}
+
+async function fileBytes(path: string): Promise<number | null> {
+  try {
+    return (await stat(path)).size;
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT') return null;
+    throw error;
+  }
+}
+
+/** Layers that were being written: nobody writes any at start-up. */
+async function temporaryFiles(config: Config): Promise<readonly string[]> {
+  const names = await readdir(config.paths.layers);
+  return names
+    .filter((name) => name.includes('.tmp'))
+    .map((name) => join(config.paths.layers, name));
+}
+
+async function removeFile(path: string): Promise<Result<void, FailureDetail>> {
+  try {
+    await rm(path, { recursive: true, force: true });
+    return ok(undefined);
+  } catch (error) {
+    return err(failureOf(error));
+  }
+}

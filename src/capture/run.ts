@@ -1,0 +1,298 @@
+/**
+ * One run of the pipeline on one VM, from the durable intent to the published snapshot.
+ *
+ * R1: everything that can be refused or allocated is refused or allocated before the pause.
+ * R2: one resume per pause, on every outcome (the rules of `Freeze`).
+ * R3: before the commit point any failure aborts: no layer file, no row, and the ledger keeps the set. After it
+ *     nothing aborts: publish is tried until it succeeds or the daemon stops.
+ * R4: the first failure is the one reported; what follows from it is not.
+ */
+import { rm } from 'node:fs/promises';
+import type { Clock } from '../clock.ts';
+import type { Config } from '../config/schema.ts';
+import type { EpochIntent } from '../lineage/epochs.ts';
+import type { NodeDb } from '../lineage/node-db.ts';
+import type { SealedLayer } from '../layer/writer.ts';
+import { Freeze, failedWith } from '../pipeline/freeze.ts';
+import { Cleanups } from '../pipeline/cleanups.ts';
+import { StageMeter, stopwatch } from '../pipeline/meter.ts';
+import { Failure, type FailureDetail, type Result } from '../result.ts';
+import type { PublishFailure } from '../stages/publish.ts';
+import { stageNames, type StageName } from '../stage-names.ts';
+import type { CaptureId, SnapshotId } from '../units.ts';
+import type { Engine, Seat } from './engine.ts';
+import type { CaptureObserver } from './observer.ts';
+import { Counts, composeStages } from './compose.ts';
+import { prepare } from './preparation.ts';
+import { failureOf, orThrow } from './failure.ts';
+import type { KeptResult } from './job-view.ts';
+import { LazyFile, stagingFolder } from './staging.ts';
+import type { PublishPlan } from './publish-plan.ts';
+import { CaptureProgress } from './progress.ts';
+import type { CaptureRequest, CaptureView, ResumeAfter } from './types.ts';
+import type { VmHandle } from './vm-handle.ts';
+
+export interface RunDeps {
+  readonly engine: Engine;
+  readonly config: Config;
+  readonly clock: Clock;
+  readonly nodeDb: NodeDb;
+  readonly observer: CaptureObserver;
+  /** Told before the pause and after the resume; resumes the VM should this process die between. */
+  readonly supervisor: {
+    readonly paused: (vm: VmHandle) => void;
+    readonly resumed: (vm: VmHandle) => void;
+  };
+  readonly publishOnce: (
+    captureId: CaptureId,
+    plan: PublishPlan,
+    layer: SealedLayer,
+    signal: AbortSignal,
+  ) => Promise<Result<SnapshotId, PublishFailure>>;
+  /** Aborted when the daemon stops: ends waits for a publish; recovery goes on with it. */
+  readonly stopping: AbortSignal;
+}
+
+export class CaptureRun {
+  readonly vm: VmHandle;
+  readonly captureId: CaptureId;
+  /** Resolves when the capture is published, aborted, or left to recovery. Never rejects. */
+  readonly ended: Promise<void>;
+  readonly progress: CaptureProgress;
+  readonly #deps: RunDeps;
+  readonly #request: CaptureRequest;
+  readonly #abort = new AbortController();
+  readonly #freeze: Freeze;
+  readonly #meters: ReadonlyMap<StageName, StageMeter>;
+  readonly #now: () => number;
+  #seat: Seat | undefined;
+  #committed = false;
+  #fetchAttempted = false;
+  #vmStatePath: string | null = null;
+  #unsealedPath: string | undefined;
+
+  constructor(vm: VmHandle, captureId: CaptureId, request: CaptureRequest, deps: RunDeps) {
+    this.vm = vm;
+    this.captureId = captureId;
+    this.#request = request;
+    this.#deps = deps;
+    this.#now = stopwatch(deps.clock);
+    this.#freeze = this.#makeFreeze();
+    this.#meters = new Map(
+      stageNames.map((stage) => [
+        stage,
+        new StageMeter(stage, this.#now, (name, state) => this.progress.stage(name, state)),
+      ]),
+    );
+    const measure = {
+      now: this.#now,
+      wallMs: () => deps.clock.nowMs(),
+      stages: () => [...this.#meters.values()].map((meter) => meter.measure()),
+      frozen: () => this.#freeze.span,
+    };
+    this.progress = new CaptureProgress({ captureId, vmId: vm.vmId }, measure, deps.observer);
+    this.ended = this.#run();
+  }
+
+  view(): CaptureView {
+    return this.progress.view();
+  }
+
+  /** False when it is too late: the epoch is committed. */
+  cancel(): boolean {
+    if (this.#committed || this.progress.hasEnded) return false;
+    this.abort({ kind: 'cancelled', message: `capture ${this.captureId} was cancelled` });
+    return true;
+  }
+
+  /** Ends an uncommitted capture with this failure; the VM runs at once. */
+  abort(detail: FailureDetail, cause?: unknown): void {
+    if (this.#committed || this.#abort.signal.aborted) return;
+    const failure = new Failure(detail, cause);
+    this.#abort.abort(failure);
+    this.#seat?.abort(failure);
+    void this.#freeze.end();
+  }
+
+  get resumeAfter(): ResumeAfter {
+    return this.#request.resumeAfter ?? this.#deps.config.capture.resumeAfter;
+  }
+
+  async #run(): Promise<void> {
+    const watches = new AbortController();
+    try {
+      this.progress.started();
+      this.#watch(watches.signal);
+      const snapshot = await this.#capture();
+      this.progress.published(snapshot);
+    } catch (error) {
+      await this.#failed(error);
+    } finally {
+      await this.#freeze.end();
+      watches.abort();
+      this.progress.ended(this.#freeze);
+    }
+  }
+
+  async #capture(): Promise<SnapshotId> {
+    const { engine, config, nodeDb } = this.#deps;
+    const { signal } = this.#abort;
+    await using resources = new Cleanups();
+    this.#seat = engine.seat();
+    const seat = this.#seat;
+    resources.defer(() => seat.leave());
+    const prepared = await prepare({
+      vm: this.vm,
+      captureId: this.captureId,
+      request: this.#request,
+      deps: this.#deps,
+      signal,
+      cleanups: resources,
+    });
+    const memoryFile = new LazyFile();
+    resources.defer(() => memoryFile.close());
+    resources.use(await engine.enter('pause', signal));
+    const counts = new Counts();
+    const snapshots = composeStages({
+      config,
+      prepared,
+      seat,
+      counts,
+      freeze: this.#freeze,
+      meters: this.#meters,
+      signal,
+      stopping: this.#deps.stopping,
+      engine,
+      clock: this.#deps.clock,
+      observer: this.#deps.observer,
+      resumeAfter: this.resumeAfter,
+      vm: this.vm,
+      captureId: this.captureId,
+      request: this.#request,
+      memoryFile,
+      vmStatePath: () => this.#vmStatePath,
+      fetching: () => (this.#fetchAttempted = true),
+      sealing: (path) => (this.#unsealedPath = path),
+      commitEpoch: (sealed, plan) => this.#commitEpoch(sealed, plan, prepared.intent, counts),
+      copied: () => this.#resumeAt('copy'),
+      committed: () => this.#resumeAt('commit'),
+      publishOnce: (plan, layer, stop) => this.#deps.publishOnce(this.captureId, plan, layer, stop),
+      publishFailed: (failure) => this.progress.publishFailed(failure),
+      recordSet: (fetched) => {
+        this.#vmStatePath = fetched.vmStatePath;
+        return orThrow(
+          nodeDb.recordSet(this.captureId, {
+            selected: fetched.selected,
+            zero: fetched.zero,
+            widened: prepared.intent.widen !== null,
+          }),
+        );
+      },
+    });
+    for await (const snapshot of snapshots) return snapshot;
+    throw new Error('the pipeline ended without a snapshot');
+  }
+
+  #commitEpoch(sealed: SealedLayer, plan: PublishPlan, intent: EpochIntent, counts: Counts): void {
+    const { nodeDb } = this.#deps;
+    const result = this.progress.resultOf({
+      sealed,
+      plan,
+      intent,
+      counts,
+      source: this.vm.source,
+      resumeAfter: this.resumeAfter,
+      advance: this.#deps.config.lineage.advance,
+    });
+    orThrow(nodeDb.sealed(this.captureId, sealed, JSON.stringify(plan)));
+    const kept: KeptResult = { result, stages: [], vmRunning: null };
+    orThrow(nodeDb.commit(this.captureId, JSON.stringify(kept)));
+    this.#committed = true;
+    this.#unsealedPath = undefined;
+    this.progress.committed(result);
+  }
+
+  #resumeAt(step: ResumeAfter): void {
+    const order: readonly ResumeAfter[] = ['copy', 'commit', 'publish'];
+    if (order.indexOf(this.resumeAfter) <= order.indexOf(step)) void this.#freeze.end();
+  }
+
+  /** R3, R4. */
+  async #failed(error: unknown): Promise<void> {
+    const { nodeDb, observer } = this.#deps;
+    const reason: unknown = this.#abort.signal.aborted ? this.#abort.signal.reason : error;
+    const detail = failureOf(reason);
+    if (!(reason instanceof Failure)) {
+      observer.warn('a capture failed with a bug', { captureId: this.captureId, error: reason });
+    }
+    await this.#freeze.end();
+    if (this.#committed) {
+      this.progress.leftCommitted(detail);
+      return;
+    }
+    if (this.#unsealedPath !== undefined) await rm(this.#unsealedPath, { force: true });
+    await rm(stagingFolder(this.#deps.config, this.captureId), { recursive: true, force: true });
+    const options = { fetchAttempted: this.#fetchAttempted };
+    const aborted = nodeDb.abort(this.captureId, detail, options);
+    if (!aborted.ok) observer.warn('an abort could not be recorded', { error: aborted.error });
+    this.progress.aborted(detail);
+  }
+
+  #watch(until: AbortSignal): void {
+    const { clock, config } = this.#deps;
+    const ignore = (): void => undefined;
+    void this.vm.identity.onExit(until).then(() => {
+      this.abort({ kind: 'vm-exited', message: `the VMM of ${this.vm.vmId} exited` });
+    }, ignore);
+    void clock.sleep(config.capture.timeout, until).then(() => {
+      const message = `not committed after ${config.capture.timeout} ms (capture.timeout)`;
+      this.abort({ kind: 'capture-timeout', message });
+    }, ignore);
+  }
+
+  #makeFreeze(): Freeze {
+    const { nodeDb, clock, supervisor, observer, config } = this.#deps;
+    const { vm, captureId } = this;
+    const deadlineMs = this.#request.pauseDeadlineMs ?? config.capture.pauseDeadline;
+    const thawed = new AbortController();
+    // Not this capture's own signal: an aborted capture still waits for these answers.
+    const patient = new AbortController().signal;
+    const freeze = new Freeze(
+      {
+        intend: () => {
+          orThrow(nodeDb.markPaused(vm.vmId, captureId));
+          supervisor.paused(vm);
+          void clock.sleep(deadlineMs, thawed.signal).then(
+            () => this.#pausedTooLong(deadlineMs),
+            () => undefined,
+          );
+        },
+        pause: async () => {
+          orThrow(await vm.client.pause(patient));
+        },
+        surelyRefused: (error) => failedWith(error, 'vmm-refused'),
+        resume: async () => {
+          thawed.abort(new Error('resumed'));
+          orThrow(await vm.client.resume(patient));
+        },
+        surelyGone: (error) => failedWith(error, 'vm-exited', 'vm-replaced'),
+        done: () => {
+          thawed.abort(new Error('resumed'));
+          supervisor.resumed(vm);
+          const cleared = nodeDb.clearPaused(vm.vmId, captureId);
+          if (!cleared.ok)
+            observer.warn('a resume could not be recorded', { error: cleared.error });
+        },
+      },
+      clock,
+      this.#now,
+    );
+    return freeze;
+  }
+
+  #pausedTooLong(deadlineMs: number): void {
+    const message = `the VM was frozen for longer than ${deadlineMs} ms (capture.pause_deadline)`;
+    this.abort({ kind: 'pause-deadline', message });
+    void this.#freeze.end();
+  }
+}

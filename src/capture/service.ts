@@ -1,0 +1,325 @@
+/**
+ * The daemon's captures: who is attached, what runs, what is known of what ran. One per daemon; jobs outlive their
+ * callers, and node.db outlives the daemon.
+ */
+import { randomUUID } from 'node:crypto';
+import { mkdir } from 'node:fs/promises';
+import type { ArtifactStore } from '../artifact/store.ts';
+import type { Catalog } from '../catalog/catalog.ts';
+import type { Clock } from '../clock.ts';
+import type { Config } from '../config/schema.ts';
+import type { CaptureJob } from '../lineage/jobs.queries.ts';
+import { deleteUnneededLayers } from '../lineage/local-files.ts';
+import type { NodeDb } from '../lineage/node-db.ts';
+import { err, ok, type Result } from '../result.ts';
+import {
+  captureId as toCaptureId,
+  holdId,
+  type CaptureId,
+  type NodeId,
+  type VmId,
+} from '../units.ts';
+import { bindVm } from './attach.ts';
+import type { Engine } from './engine.ts';
+import { failureOf } from './failure.ts';
+import { hostFacts } from './host-facts.ts';
+import { keptJson, viewOfJob } from './job-view.ts';
+import { localChain } from './launch-chain.ts';
+import type { CaptureObserver } from './observer.ts';
+import { Publisher } from './publisher.ts';
+import { recoverAtStart } from './recovery.ts';
+import { CaptureRun, type RunDeps } from './run.ts';
+import { watchRun } from './watch.ts';
+import type {
+  AttachRequest,
+  CaptureEvent,
+  CaptureRequest,
+  Captures,
+  CaptureView,
+  ForkRequest,
+  ForkView,
+  Outcome,
+  ServiceError,
+  VmView,
+} from './types.ts';
+import type { VmHandle } from './vm-handle.ts';
+import { VmTable } from './vm-table.ts';
+
+export interface ServiceDeps {
+  readonly config: Config;
+  readonly clock: Clock;
+  readonly nodeDb: NodeDb;
+  readonly catalog: Catalog;
+  readonly store: ArtifactStore;
+  readonly engine: Engine;
+  readonly observer: CaptureObserver;
+  readonly supervisor: RunDeps['supervisor'];
+  readonly nodeId: NodeId;
+}
+
+/** How long a question to a VMM may take outside a capture, milliseconds. */
+const attachTimeoutMs = 15_000;
+
+/** Captures that a list shows, newest first. */
+const listMax = 1_000;
+
+export class CaptureService implements Captures {
+  readonly #deps: ServiceDeps;
+  readonly #vms: VmTable;
+  readonly #runs = new Map<CaptureId, CaptureRun>();
+  readonly #byVm = new Map<VmId, CaptureRun>();
+  readonly #publisher: Publisher;
+  readonly #stopping = new AbortController();
+  readonly #background = new Set<Promise<unknown>>();
+
+  private constructor(deps: ServiceDeps) {
+    this.#deps = deps;
+    this.#vms = new VmTable(deps.nodeDb);
+    const { catalog, store, nodeDb, nodeId } = deps;
+    this.#publisher = new Publisher({ catalog, store, nodeDb, nodeId, host: hostFacts() });
+  }
+
+  /** Recovers what an earlier life of the daemon left, then takes requests. */
+  static async start(deps: ServiceDeps): Promise<CaptureService> {
+    const { paths } = deps.config;
+    for (const folder of [paths.layers, paths.staging]) await mkdir(folder, { recursive: true });
+    const service = new CaptureService(deps);
+    await recoverAtStart({
+      ...deps,
+      vms: service.#vms,
+      signal: service.#stopping.signal,
+      publish: (job) => service.#publishLater(job),
+    });
+    return service;
+  }
+
+  async attach(request: AttachRequest): Promise<Outcome<VmView>> {
+    const signal = AbortSignal.any([this.#stopping.signal, AbortSignal.timeout(attachTimeoutMs)]);
+    try {
+      const trackingMode = request.trackingMode ?? this.#deps.config.memorySnapshot.trackingMode;
+      const bound = await bindVm(this.#deps.config, { ...request, trackingMode }, signal);
+      if (!bound.ok) return refused(bound.error);
+      return await this.#attachBound(bound.value, request, false, signal);
+    } catch (error) {
+      return refused(failureOf(error));
+    }
+  }
+
+  async #attachBound(
+    handle: VmHandle,
+    request: AttachRequest,
+    launchedByUs: boolean,
+    signal: AbortSignal,
+  ): Promise<Outcome<VmView>> {
+    const { nodeDb } = this.#deps;
+    const hold = holdId(randomUUID());
+    let kept = false;
+    try {
+      const chain =
+        request.launchParent === undefined
+          ? null
+          : await localChain(
+              this.#deps,
+              request.launchParent,
+              { holdId: hold, purpose: 'vm' },
+              signal,
+            );
+      const attached = nodeDb.attachVm({
+        vmId: handle.vmId,
+        socketPath: handle.client.socketPath,
+        pid: handle.identity.pid,
+        startTimeTicks: handle.identity.startTimeTicks,
+        dialect: handle.facts.dialect,
+        trackingMode: handle.source.kind,
+        imageBytes: null,
+        launchParent: chain?.layers ?? [],
+        trackedSinceLaunch: launchedByUs || handle.facts.state === 'Not started',
+        factsJson: JSON.stringify({
+          version: handle.facts.version,
+          capabilities: handle.facts.capabilities,
+          hold: chain === null ? null : hold,
+        }),
+      });
+      if (!attached.ok) return refused(attached.error);
+      kept = true;
+      this.#vms.put(handle);
+      const view = this.#vms.view(handle.vmId, null);
+      return view === undefined ? refused(vmUnknown(handle.vmId)) : ok(view);
+    } finally {
+      if (!kept) {
+        handle[Symbol.dispose]();
+        if (request.launchParent !== undefined) nodeDb.queueRelease(hold);
+      }
+    }
+  }
+
+  listVms(): readonly VmView[] {
+    return this.#vms.list((id) => this.#byVm.get(id)?.captureId ?? null);
+  }
+
+  getVm(id: VmId): VmView | undefined {
+    return this.#vms.view(id, this.#byVm.get(id)?.captureId ?? null);
+  }
+
+  async detach(id: VmId): Promise<Outcome<null>> {
+    const { nodeDb, observer } = this.#deps;
+    const detached = nodeDb.detachVm(id);
+    if (!detached.ok) return refused(detached.error, runningFacts(detached.error));
+    this.#vms.drop(id);
+    const facts = JSON.parse(detached.value.factsJson) as { readonly hold?: string | null };
+    if (typeof facts.hold === 'string') nodeDb.queueRelease(holdId(facts.hold));
+    const deleted = await deleteUnneededLayers(nodeDb);
+    if (!deleted.ok) observer.warn('unneeded layers could not be deleted', deleted.error as never);
+    return ok(null);
+  }
+
+  async startCapture(id: VmId, request: CaptureRequest): Promise<Outcome<CaptureView>> {
+    const { nodeDb, clock } = this.#deps;
+    if (this.#stopping.signal.aborted) return refused(stoppingError());
+    const handle = this.#vms.handle(id);
+    if (handle === undefined || nodeDb.getVm(id) === undefined) return refused(vmUnknown(id));
+    const { idempotencyKey, ...rest } = request;
+    const repeated = await this.#aliasProblem(request);
+    if (repeated !== null) return refused(repeated);
+    const created = nodeDb.createJob({
+      captureId: toCaptureId(randomUUID()),
+      vmId: id,
+      idempotencyKey: idempotencyKey ?? null,
+      requestJson: JSON.stringify(rest),
+      createdAtMs: clock.nowMs(),
+    });
+    if (!created.ok) return refused(created.error, runningFacts(created.error));
+    const { captureId } = created.value.job;
+    if (!created.value.created)
+      return ok(this.getCapture(captureId) ?? viewOfJob(created.value.job));
+    return ok(this.#startRun(handle, captureId, request).view());
+  }
+
+  #startRun(handle: VmHandle, captureId: CaptureId, request: CaptureRequest): CaptureRun {
+    const { engine, config, clock, nodeDb, observer, supervisor } = this.#deps;
+    const run = new CaptureRun(handle, captureId, request, {
+      engine,
+      config,
+      clock,
+      nodeDb,
+      observer,
+      supervisor,
+      publishOnce: (capture, plan, _layer, signal) =>
+        this.#publisher.publishOnce(capture, plan, signal),
+      stopping: this.#stopping.signal,
+    });
+    this.#runs.set(captureId, run);
+    this.#byVm.set(handle.vmId, run);
+    this.#track(run.ended.then(() => this.#runEnded(run)));
+    return run;
+  }
+
+  #runEnded(run: CaptureRun): void {
+    const { nodeDb, observer } = this.#deps;
+    if (this.#byVm.get(run.vm.vmId) === run) this.#byVm.delete(run.vm.vmId);
+    this.#runs.delete(run.captureId);
+    const json = keptJson(run.view());
+    if (json === null) return;
+    const kept = nodeDb.setResult(run.captureId, json);
+    if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
+  }
+
+  getCapture(id: CaptureId): CaptureView | undefined {
+    const run = this.#runs.get(id);
+    if (run !== undefined) return run.view();
+    const job = this.#deps.nodeDb.getJob(id);
+    return job === undefined ? undefined : viewOfJob(job);
+  }
+
+  listCaptures(vm?: VmId): readonly CaptureView[] {
+    const jobs = this.#deps.nodeDb.listJobs({
+      limit: listMax,
+      ...(vm === undefined ? {} : { vmId: vm }),
+    });
+    return jobs.map((job) => this.#runs.get(job.captureId)?.view() ?? viewOfJob(job));
+  }
+
+  async cancelCapture(id: CaptureId): Promise<Outcome<CaptureView>> {
+    const run = this.#runs.get(id);
+    const known = this.getCapture(id);
+    if (known === undefined) {
+      return refused({ kind: 'capture-unknown', message: `no capture ${id}` });
+    }
+    if (run === undefined || !run.cancel()) {
+      const message = `capture ${id} is ${known.status}: it is too late to cancel it`;
+      return refused({ kind: 'capture-not-cancellable', message });
+    }
+    await run.ended;
+    return ok(run.view());
+  }
+
+  watch(id: CaptureId, signal: AbortSignal): AsyncIterable<CaptureEvent> {
+    return watchRun(this.#runs.get(id), () => this.getCapture(id), signal);
+  }
+
+  async waitFor(id: CaptureId, signal: AbortSignal): Promise<CaptureView> {
+    for await (const event of this.watch(id, signal)) void event;
+    const view = this.getCapture(id);
+    if (view === undefined) throw new Error(`no capture ${id}`);
+    return view;
+  }
+
+  fork(id: VmId, request: ForkRequest): Promise<Outcome<ForkView>> {
+    void id;
+    void request;
+    return Promise.resolve(refused({ kind: 'not-offered', message: 'forks are not offered yet' }));
+  }
+
+  async close(): Promise<void> {
+    for (const run of this.#runs.values()) {
+      run.abort({ kind: 'daemon-stopping', message: 'the daemon is stopping' });
+    }
+    this.#stopping.abort(new Error('the daemon is stopping'));
+    await Promise.allSettled([...this.#background]);
+    this.#vms.closeAll();
+  }
+
+  #track(work: Promise<unknown>): void {
+    this.#background.add(work);
+    void work.finally(() => this.#background.delete(work));
+  }
+
+  #publishLater(job: CaptureJob): void {
+    this.#track(this.#publisher.publishUntilDone(job, this.#deps, this.#stopping.signal));
+  }
+
+  /** An alias names one snapshot for good: a taken one is refused before anything is paused. */
+  async #aliasProblem(request: CaptureRequest): Promise<ServiceError | null> {
+    if (request.alias === undefined) return null;
+    const known = await this.#deps.catalog.show(request.alias);
+    if (known.ok) {
+      const message = `alias ${request.alias} names snapshot ${known.value.id} already`;
+      return { kind: 'alias-taken', message };
+    }
+    return known.error.kind === 'request-invalid' ? known.error : null;
+  }
+}
+
+function refused(error: ServiceError, facts?: ServiceError['facts']): Result<never, ServiceError> {
+  const { kind, message } = error;
+  return err(facts === undefined ? { kind, message } : { kind, message, facts });
+}
+
+function runningFacts(error: {
+  readonly kind: string;
+  readonly runningCaptureId?: CaptureId;
+}): ServiceError['facts'] {
+  return error.runningCaptureId === undefined
+    ? undefined
+    : { runningCaptureId: error.runningCaptureId };
+}
+
+const vmUnknown = (id: VmId): ServiceError => ({
+  kind: 'vm-unknown',
+  message: `no VM ${id} is attached`,
+});
+
+const stoppingError = (): ServiceError => ({
+  kind: 'daemon-stopping',
+  message: 'the daemon is stopping and takes no more captures',
+});

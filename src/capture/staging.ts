@@ -1,0 +1,38 @@
+import { mkdir, open, type FileHandle } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Config } from '../config/schema.ts';
+import type { CaptureId, LayerUuid } from '../units.ts';
+
+/** Where a capture's VM state and memory files are, until they are published. */
+export function stagingFolder(config: Config, captureId: CaptureId): string {
+  return join(config.paths.staging, captureId);
+}
+
+/** Made before the pause, so that a folder that can't be made stops no VM. */
+export async function makeStagingFolder(config: Config, captureId: CaptureId): Promise<string> {
+  const folder = stagingFolder(config, captureId);
+  await mkdir(folder, { recursive: true, mode: 0o770 });
+  return folder;
+}
+
+export function layerPath(config: Config, uuid: LayerUuid): string {
+  return join(config.paths.layers, `${uuid}.lsmt`);
+}
+
+/** The memory file of a VMM that hands out bytes, opened when the first batch needs it. */
+export class LazyFile {
+  #handle: FileHandle | undefined;
+
+  async open(path: string): Promise<void> {
+    this.#handle ??= await open(path, 'r');
+  }
+
+  fd(): number {
+    if (this.#handle === undefined) throw new Error('the memory file is not open');
+    return this.#handle.fd;
+  }
+
+  async close(): Promise<void> {
+    await this.#handle?.close();
+  }
+}

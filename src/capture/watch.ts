@@ -1,0 +1,51 @@
+/** A capture's events as a stream that ends with the capture, for as many watchers as there are. */
+import type { CaptureEvent, CaptureView } from './types.ts';
+
+interface Watched {
+  readonly ended: Promise<void>;
+  readonly progress: { listen(listener: (event: CaptureEvent) => void): () => void };
+}
+
+/** Events kept for a watcher that does not read; older ones are dropped, the last status always comes. */
+const pendingMax = 256;
+
+export async function* watchRun(
+  run: Watched | undefined,
+  view: () => CaptureView | undefined,
+  signal: AbortSignal,
+): AsyncIterable<CaptureEvent> {
+  const first = view();
+  if (first === undefined) return;
+  if (run === undefined) {
+    yield { type: 'status', capture: first };
+    return;
+  }
+  const pending: CaptureEvent[] = [{ type: 'status', capture: first }];
+  let wake: () => void = () => undefined;
+  let ended = false;
+  const stop = run.progress.listen((event) => {
+    if (pending.length >= pendingMax) pending.shift();
+    pending.push(event);
+    wake();
+  });
+  const onAbort = (): void => wake();
+  signal.addEventListener('abort', onAbort);
+  void run.ended.then(() => {
+    ended = true;
+    wake();
+  });
+  try {
+    for (;;) {
+      const event = pending.shift();
+      if (event !== undefined) yield event;
+      else if (ended) break;
+      else await new Promise<void>((resolve) => (wake = resolve));
+      signal.throwIfAborted();
+    }
+  } finally {
+    stop();
+    signal.removeEventListener('abort', onAbort);
+  }
+  const last = view();
+  if (last !== undefined) yield { type: 'status', capture: last };
+}

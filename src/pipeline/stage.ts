@@ -1,0 +1,67 @@
+/**
+ * What a stage is: a named transformation of one stream of items into another. A stage pulls its input, so the
+ * slowest one sets the pace; it throws `Failure` for what may happen and anything else for a bug; it holds
+ * nothing when its generator has ended.
+ */
+import type { StageName } from '../stage-names.ts';
+import { BoundedQueue, type QueueGauge } from './queue.ts';
+import type { StageMeter } from './meter.ts';
+
+export interface StageContext {
+  readonly signal: AbortSignal;
+  readonly meter: StageMeter;
+}
+
+export interface Stage<In, Out> {
+  readonly name: StageName;
+  run(input: AsyncIterable<In>, context: StageContext): AsyncIterable<Out>;
+}
+
+/** A stream of exactly one item. */
+export async function* one<T>(item: T): AsyncIterable<T> {
+  await Promise.resolve();
+  yield item;
+}
+
+export interface BufferOptions<T> {
+  /** Most weight that may wait between the two stages; one item always fits. */
+  readonly max: number;
+  readonly weightOf: (item: T) => number;
+  readonly gauge: QueueGauge;
+  /** Nothing is handed on before this resolves; the producer fills the queue meanwhile. */
+  readonly holdUntil?: Promise<void> | undefined;
+}
+
+/**
+ * Lets the producer of `source` run ahead of its consumer by at most `max`. When the consumer stops early, or
+ * either side fails, the producer's generator has ended before this one does.
+ */
+export async function* buffer<T>(
+  source: AsyncIterable<T>,
+  options: BufferOptions<T>,
+): AsyncIterable<T> {
+  const queue = new BoundedQueue<T>(options);
+  const producer = fill(queue, source);
+  try {
+    await options.holdUntil;
+    for (;;) {
+      const next = await queue.take();
+      if (next.done) return;
+      yield next.item;
+    }
+  } finally {
+    queue.close();
+    await producer;
+  }
+}
+
+async function fill<T>(queue: BoundedQueue<T>, source: AsyncIterable<T>): Promise<void> {
+  try {
+    for await (const item of source) {
+      if (!(await queue.put(item))) return;
+    }
+    queue.end();
+  } catch (error) {
+    queue.fail(error);
+  }
+}

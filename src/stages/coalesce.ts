@@ -1,0 +1,82 @@
+/**
+ * Turns the selected pages into batches of address ranges, in ascending image order: neighbours merged, split at
+ * memory regions, at the longest LSMT segment and at the batch size. In: one selected set. Out: batches of at most
+ * `batchBytes` and `batchRanges` rows. Scans as it goes: memory does not grow with the guest.
+ */
+import { coalesceBatch } from '../native/guest.ts';
+import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import { segmentBytesMax } from '../layer/format.ts';
+import type { Stage } from '../pipeline/stage.ts';
+import type { RangeBatch, SelectedSet } from './items.ts';
+
+export interface CoalesceConfig {
+  readonly batchBytes: number;
+  /** Rows a batch at most; one row is one iovec of a read, and the kernel takes 1024 of them a call. */
+  readonly batchRanges: number;
+  readonly joinGapPages: number;
+}
+
+export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, RangeBatch> {
+  return {
+    name: 'coalesce',
+    async *run(input, { meter, signal }) {
+      for await (const set of input) {
+        const regions = regionRows(set.layout);
+        const limits = { regions, signal };
+        for (const batch of scan(set.selected, { ...config, ...limits })) {
+          const { rows, bytes } = batch;
+          yield await meter.item(bytes, () =>
+            Promise.resolve({ kind: 'ranges' as const, rows, bytes, source: set.source }),
+          );
+        }
+        if (set.zero === null) continue;
+        for (const batch of scan(set.zero, { ...config, ...limits, joinGapPages: 0 })) {
+          const { rows, bytes } = batch;
+          yield await meter.item(bytes, () =>
+            Promise.resolve({ kind: 'zeros' as const, rows, bytes }),
+          );
+        }
+      }
+      meter.start();
+      meter.end();
+    },
+  };
+}
+
+interface ScanOptions extends CoalesceConfig {
+  readonly regions: BigUint64Array;
+  readonly signal: AbortSignal;
+}
+
+function* scan(
+  pages: PageBitmap,
+  options: ScanOptions,
+): Iterable<{ readonly rows: BigUint64Array; readonly bytes: number }> {
+  let fromPage = 0;
+  while (fromPage < pages.pageCount) {
+    options.signal.throwIfAborted();
+    const batch = coalesceBatch({
+      bits: pages.bits,
+      pageCount: pages.pageCount,
+      fromPage,
+      regions: options.regions,
+      batchBytes: options.batchBytes,
+      maxRows: options.batchRanges,
+      maxSegmentBytes: segmentBytesMax,
+      joinGapPages: options.joinGapPages,
+    });
+    fromPage = batch.nextPage;
+    if (batch.rows.length > 0) yield { rows: batch.rows, bytes: batch.bytes };
+  }
+}
+
+/** Rows of 3: image offset, length, host address; the form that native code takes. */
+export function regionRows(layout: MemoryLayout): BigUint64Array {
+  const rows = new BigUint64Array(layout.regions.length * 3);
+  layout.regions.forEach((region, index) => {
+    rows[index * 3] = BigInt(region.imageOffset);
+    rows[index * 3 + 1] = BigInt(region.length);
+    rows[index * 3 + 2] = region.hostAddress;
+  });
+  return rows;
+}

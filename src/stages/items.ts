@@ -1,0 +1,69 @@
+/** What flows between the stages: descriptors only. Guest bytes stay in slabs. */
+import type { SegmentBatch } from '../layer/segment-batch.ts';
+import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import type { Slab } from '../pipeline/slabs.ts';
+import type { CaptureId, LayerUuid } from '../units.ts';
+import type { SealedLayer } from '../layer/writer.ts';
+
+export interface CaptureStart {
+  readonly captureId: CaptureId;
+}
+
+export interface PausedVm {
+  readonly captureId: CaptureId;
+  /** False where the owner had paused the VM before. */
+  readonly pausedByUs: boolean;
+}
+
+export type ByteSource =
+  | { readonly kind: 'process'; readonly pid: number }
+  /** A sparse memory file that the VMM wrote, offsets as in the image. */
+  | { readonly kind: 'file'; readonly path: string };
+
+export interface SelectedSet {
+  readonly layout: MemoryLayout;
+  /** Pages to read. */
+  readonly selected: PageBitmap;
+  /** Pages known to read zero now, without reading them; disjoint from `selected`. */
+  readonly zero: PageBitmap | null;
+  readonly source: ByteSource;
+  readonly vmStatePath: string | null;
+}
+
+export type RangeBatch =
+  | {
+      readonly kind: 'ranges';
+      /** Rows of 3: host address, image offset, length; bytes. */
+      readonly rows: BigUint64Array;
+      readonly bytes: number;
+      readonly source: ByteSource;
+    }
+  | {
+      readonly kind: 'zeros';
+      /** Rows of 3: 0, image offset, length; bytes. */
+      readonly rows: BigUint64Array;
+      readonly bytes: number;
+    };
+
+export type PageBatch =
+  | {
+      readonly kind: 'pages';
+      readonly slab: Slab;
+      /** Rows of 3: image offset, length, offset in the slab; bytes. The slab's bytes are packed in row order. */
+      readonly rows: BigUint64Array;
+      readonly bytes: number;
+    }
+  | { readonly kind: 'zeros'; readonly rows: BigUint64Array; readonly bytes: number };
+
+export interface Segments {
+  readonly batch: SegmentBatch;
+  /** Given back once the bytes are in the file. */
+  readonly slabs: readonly Slab[];
+  /** Bytes that went in, before zero pages and equal pages were dropped. */
+  readonly bytes: number;
+}
+
+export interface CommittedLayer {
+  readonly sealed: SealedLayer;
+  readonly predecessor: LayerUuid | null;
+}
