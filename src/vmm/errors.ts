@@ -1,4 +1,4 @@
-import { Failure, err, type Result } from '../result.ts';
+import { Failure, err, type FailureDetail, type Result } from '../result.ts';
 
 /** Every way a VMM can fail us. Stable: the API, the metrics and the job records carry these names. */
 export type VmmErrorKind =
@@ -79,7 +79,9 @@ export async function caught<T>(
   try {
     return await body();
   } catch (error) {
-    if (error instanceof Failure && isVmmError(error.detail)) return err(error.detail);
+    const detail: FailureDetail | null =
+      error instanceof Failure ? (error as Failure).detail : null;
+    if (detail !== null && isVmmError(detail)) return err(detail);
     throw error;
   }
 }

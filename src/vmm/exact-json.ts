@@ -45,7 +45,11 @@ export function stringifyExact(value: unknown): string {
 }
 
 /** Checks a parsed answer; the first problem is reported with the path of its field. */
-export function checked<T>(schema: z.ZodType<T>, value: unknown, what: string): Result<T, VmmError> {
+export function checked<T>(
+  schema: z.ZodType<T>,
+  value: unknown,
+  what: string,
+): Result<T, VmmError> {
   const parsed = schema.safeParse(value);
   if (parsed.success) return ok(parsed.data);
   const issue = parsed.error.issues[0];

@@ -91,7 +91,10 @@ function exchange(
 }
 
 function headersFor(payload: Buffer | null): Record<string, string | number> {
-  const headers: Record<string, string | number> = { accept: 'application/json', host: 'localhost' };
+  const headers: Record<string, string | number> = {
+    accept: 'application/json',
+    host: 'localhost',
+  };
   if (payload !== null) {
     headers['content-type'] = 'application/json';
     headers['content-length'] = payload.length;

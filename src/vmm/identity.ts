@@ -9,13 +9,13 @@
 import { statSync } from 'node:fs';
 import {
   closeFd,
+  errnoName,
   peerCredentials,
   pidfdExited,
   pidfdOpen,
   processStartTime,
 } from '../native/guest.ts';
 import { err, ok, type Result } from '../result.ts';
-import { errnoName } from './errno.ts';
 import { vmmError, type VmmError } from './errors.ts';
 import { watchExit } from './exit-watch.ts';
 

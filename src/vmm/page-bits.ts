@@ -102,7 +102,7 @@ function readBits(scan: JsonScanner, field: string, mappings: Mappings): PageBit
     read = index + 1;
   });
   if (read < wordCount) {
-    scan.fail(field, `is too short: ${read} words where the mappings take ${wordCount}`);
+    scan.fail(field, `is too short (${read}): the mappings take ${wordCount} words of 64 bits`);
   }
   const image = emptyBitmap(pagesExact(mappings.layout.imageBytes));
   const all = new Uint8Array(halves.buffer);
