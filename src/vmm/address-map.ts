@@ -1,0 +1,273 @@
+/**
+ * The VMM's address space as the kernel tells it (`/proc/pid/maps`): what backs each part of the guest's
+ * memory, and where the regions are when the VMM itself does not say.
+ */
+import { readFile } from 'node:fs/promises';
+import type { MemoryLayout, MemoryRegion } from '../memory.ts';
+import { err, ok, systemCode, type Result } from '../result.ts';
+import { bytes, hostAddress } from '../units.ts';
+import { vmmError, type VmmError } from './errors.ts';
+
+/** One mapping. */
+export interface Vma {
+  readonly start: bigint;
+  readonly end: bigint;
+  readonly writable: boolean;
+  readonly shared: boolean;
+  /** Offset in the file, bytes. */
+  readonly offset: bigint;
+  /** `device:inode`; null for anonymous memory. */
+  readonly file: string | null;
+  readonly path: string;
+}
+
+/**
+ * What a page that is not there reads: `anonymous` zero, `file` the file's bytes, `faulted` whatever a
+ * page-fault handler (userfaultfd) gives it. Of `shared` memory a page may exist without being in this
+ * process's page table.
+ */
+export type Backing = 'anonymous' | 'file' | 'faulted' | 'shared';
+
+/** A part of a region with one backing. Ascending in the image. */
+export interface BackedSpan {
+  readonly imageOffset: number;
+  readonly length: number;
+  readonly backing: Backing;
+}
+
+export async function readVmas(pid: number): Promise<Result<readonly Vma[], VmmError>> {
+  const text = await readProc(pid, 'maps');
+  return text.ok ? ok(parseMaps(text.value)) : text;
+}
+
+/** Address ranges that are registered for page faults by userfaultfd. Reading them walks page tables. */
+export async function readFaultedRanges(
+  pid: number,
+): Promise<Result<readonly { readonly start: bigint; readonly end: bigint }[], VmmError>> {
+  const text = await readProc(pid, 'smaps');
+  if (!text.ok) return text;
+  const ranges: { start: bigint; end: bigint }[] = [];
+  let current: { start: bigint; end: bigint } | undefined;
+  for (const line of text.value.split('\n')) {
+    const vma = parseLine(line);
+    if (vma !== null) current = { start: vma.start, end: vma.end };
+    else if (line.startsWith('VmFlags:') && current !== undefined && /\b(um|ui)\b/.test(line)) {
+      ranges.push(current);
+    }
+  }
+  return ok(ranges);
+}
+
+async function readProc(pid: number, name: string): Promise<Result<string, VmmError>> {
+  const path = `/proc/${pid}/${name}`;
+  try {
+    return ok(await readFile(path, 'utf8'));
+  } catch (error) {
+    const code = systemCode(error) ?? '';
+    if (code === 'ENOENT' || code === 'ESRCH') {
+      return err(vmmError('vm-exited', `the VM exited (pid ${pid})`, { code }));
+    }
+    return err(notPermitted(`read ${path}`, code));
+  }
+}
+
+/** What is missing when the kernel does not let us look into the VMM. */
+export function notPermitted(what: string, code: string): VmmError {
+  const message =
+    `may not ${what} (${code}): the daemon needs the VMM's user id or CAP_SYS_PTRACE, ` +
+    'and kernel.yama.ptrace_scope below 2';
+  return vmmError('permission-denied', message, { code });
+}
+
+export function parseMaps(text: string): Vma[] {
+  const vmas: Vma[] = [];
+  for (const line of text.split('\n')) {
+    const vma = parseLine(line);
+    if (vma !== null) vmas.push(vma);
+  }
+  return vmas;
+}
+
+const lineShape =
+  /^([0-9a-f]+)-([0-9a-f]+) ([r-])([w-])[x-]([ps]) ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+) (\d+)\s*(.*)$/;
+
+function parseLine(line: string): Vma | null {
+  const match = lineShape.exec(line);
+  if (match === null) return null;
+  const [, start, end, , write, share, offset, device, inode, path] = match;
+  return {
+    start: BigInt(`0x${start ?? '0'}`),
+    end: BigInt(`0x${end ?? '0'}`),
+    writable: write === 'w',
+    shared: share === 's',
+    offset: BigInt(`0x${offset ?? '0'}`),
+    file: inode === '0' ? null : `${device ?? ''}:${inode ?? ''}`,
+    path: path ?? '',
+  };
+}
+
+/** What backs each part of the layout. Fails where a part of it is not mapped at all. */
+export function backingOf(
+  layout: MemoryLayout,
+  vmas: readonly Vma[],
+  faulted: readonly { readonly start: bigint; readonly end: bigint }[],
+): Result<readonly BackedSpan[], VmmError> {
+  const spans: BackedSpan[] = [];
+  for (const region of layout.regions) {
+    const regionEnd = region.hostAddress + BigInt(region.length);
+    let at: bigint = region.hostAddress;
+    for (const vma of vmas) {
+      if (vma.end <= at) continue;
+      if (at >= regionEnd || vma.start > at) break;
+      const end = vma.end < regionEnd ? vma.end : regionEnd;
+      const imageOffset = region.imageOffset + Number(at - region.hostAddress);
+      pushSpan(spans, imageOffset, Number(end - at), backing(vma, faulted));
+      at = end;
+    }
+    if (at < regionEnd) {
+      const message =
+        `the memory region at image offset 0x${region.imageOffset.toString(16)} is not mapped ` +
+        `in the VMM at host address 0x${at.toString(16)}`;
+      return err(vmmError('layout-changed', message));
+    }
+  }
+  return ok(spans);
+}
+
+function backing(
+  vma: Vma,
+  faulted: readonly { readonly start: bigint; readonly end: bigint }[],
+): Backing {
+  if (faulted.some((range) => range.start < vma.end && vma.start < range.end)) return 'faulted';
+  if (vma.shared) return 'shared';
+  return vma.file === null ? 'anonymous' : 'file';
+}
+
+function pushSpan(spans: BackedSpan[], imageOffset: number, length: number, kind: Backing): void {
+  const last = spans.at(-1);
+  if (last?.backing === kind && last.imageOffset + last.length === imageOffset) {
+    spans[spans.length - 1] = { ...last, length: last.length + length };
+  } else spans.push({ imageOffset, length, backing: kind });
+}
+
+/** A stretch of writable mappings without a hole between them. */
+export interface WritableRun {
+  readonly start: bigint;
+  readonly end: bigint;
+}
+
+export function writableRuns(vmas: readonly Vma[]): readonly WritableRun[] {
+  const runs: { start: bigint; end: bigint }[] = [];
+  for (const vma of vmas) {
+    if (!vma.writable) continue;
+    const last = runs.at(-1);
+    if (last?.end === vma.start) last.end = vma.end;
+    else runs.push({ start: vma.start, end: vma.end });
+  }
+  return runs;
+}
+
+/**
+ * The layout of a VM that was restored from a memory file: private mappings of one file whose offsets
+ * are the image's. Parts that were replaced by anonymous memory (removed by a balloon) are filled in
+ * where their neighbours leave one way to do it. Null where there is none, or more than one.
+ */
+export function fileLayout(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
+  const byFile = new Map<string, Vma[]>();
+  for (const vma of vmas) {
+    if (vma.file === null || vma.shared || !vma.writable) continue;
+    byFile.set(vma.file, [...(byFile.get(vma.file) ?? []), vma]);
+  }
+  const runs = writableRuns(vmas);
+  const layouts: MemoryLayout[] = [];
+  for (const mapped of byFile.values()) {
+    const spans = mergeByDelta(mapped);
+    if (spans.some((span) => span.imageEnd > imageBytes)) continue;
+    const regions = completeSpans(spans, runs, imageBytes);
+    if (regions !== null) layouts.push({ regions, imageBytes: bytes(imageBytes) });
+  }
+  return layouts.length === 1 ? (layouts[0] ?? null) : null;
+}
+
+interface Span {
+  readonly imageStart: number;
+  readonly imageEnd: number;
+  readonly delta: bigint;
+}
+
+function mergeByDelta(vmas: readonly Vma[]): Span[] {
+  const spans = new Map<bigint, { imageStart: number; imageEnd: number; delta: bigint }>();
+  for (const vma of vmas) {
+    const delta = BigInt.asUintN(64, vma.start - vma.offset);
+    const imageStart = Number(vma.offset);
+    const imageEnd = imageStart + Number(vma.end - vma.start);
+    const span = spans.get(delta);
+    if (span === undefined) spans.set(delta, { imageStart, imageEnd, delta });
+    else {
+      span.imageStart = Math.min(span.imageStart, imageStart);
+      span.imageEnd = Math.max(span.imageEnd, imageEnd);
+    }
+  }
+  return [...spans.values()].sort((a, b) => a.imageStart - b.imageStart);
+}
+
+/**
+ * Regions that tile the image, from what is known of each: a span in it and the writable run around
+ * that span. A boundary between two regions must be where one run ends or the next begins, and the two
+ * must agree. Null where the runs leave it open.
+ */
+export function completeSpans(
+  spans: readonly Span[],
+  runs: readonly WritableRun[],
+  imageBytes: number,
+): MemoryRegion[] | null {
+  const regions: MemoryRegion[] = [];
+  const reach = spans.map((span) => reachOf(span, runs, imageBytes));
+  let start = 0;
+  for (const [index, span] of spans.entries()) {
+    const own = reach[index];
+    const next = spans[index + 1];
+    const nextReach = reach[index + 1];
+    if (own === undefined || own === null || own.start > start) return null;
+    const end = next === undefined ? imageBytes : boundary(own.end, nextReach?.start, next, span);
+    if (end === null || end > own.end || end < span.imageEnd) return null;
+    regions.push({
+      guestAddress: null,
+      hostAddress: hostAddress(BigInt.asUintN(64, span.delta + BigInt(start))),
+      imageOffset: bytes(start),
+      length: bytes(end - start),
+    });
+    start = end;
+  }
+  return start === imageBytes && regions.length > 0 ? regions : null;
+}
+
+/** How far a region can stretch around its span, in image offsets. */
+function reachOf(
+  span: Span,
+  runs: readonly WritableRun[],
+  imageBytes: number,
+): { readonly start: number; readonly end: number } | null {
+  const hostStart = BigInt.asUintN(64, span.delta + BigInt(span.imageStart));
+  const hostEnd = hostStart + BigInt(span.imageEnd - span.imageStart);
+  const run = runs.find((r) => r.start <= hostStart && hostEnd <= r.end);
+  if (run === undefined) return null;
+  const before = hostStart - run.start;
+  const after = run.end - hostEnd;
+  const room = BigInt(span.imageStart);
+  return {
+    start: before >= room ? 0 : span.imageStart - Number(before),
+    end: Math.min(imageBytes, span.imageEnd + Number(after)),
+  };
+}
+
+/** Where one region ends and the next begins; null where that is not certain. */
+function boundary(
+  end: number,
+  nextStart: number | undefined,
+  next: Span,
+  span: Span,
+): number | null {
+  if (span.imageEnd === next.imageStart) return span.imageEnd;
+  return end === nextStart ? end : null;
+}

@@ -1,0 +1,231 @@
+/**
+ * The source of dialect `firecracker` (upstream): `snapshot/create` writes the VM state together with a
+ * memory file, whose data extents are the set and whose bytes are the bytes. With dirty tracking they are
+ * the pages written since the last snapshot, and writing them forgets them; without, the pages that
+ * mincore calls resident. Where the guest's memory can be found in the VMM's address space, the page
+ * tables are asked as well: about removed pages, and for the modes that the file cannot serve.
+ */
+import { open, rm, stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import { errnoName, fileExtents } from '../native/guest.ts';
+import { assert, err, ok, systemCode, type Result } from '../result.ts';
+import { MIB, bytes, hostAddress, pagesExact } from '../units.ts';
+import { fileLayout, type Vma } from './address-map.ts';
+import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
+import type { VmmClient } from './client.ts';
+import { caught, orFail, vmmError, type VmmError } from './errors.ts';
+import { requireFineExtents } from './extents.ts';
+import { GuestView, ownPages, residentPages } from './guest-view.ts';
+import { identityError, type ProcessIdentity } from './identity.ts';
+import { requirePaused, type SourceDeps } from './process-source.ts';
+import { completeSelection, type PageView, type Selection } from './select.ts';
+import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
+
+export class FileSource implements DirtySource {
+  readonly kind: TrackingMode;
+  readonly dialect = 'firecracker';
+  readonly clearsOnRead: boolean;
+  readonly seesSwapped: boolean;
+  readonly epochs = null;
+  readonly #client: VmmClient;
+  readonly #identity: ProcessIdentity;
+  readonly #view: GuestView;
+  readonly #tracked: boolean;
+
+  constructor(deps: SourceDeps, kind: TrackingMode) {
+    this.kind = kind;
+    this.#client = deps.client;
+    this.#identity = deps.identity;
+    this.#view = new GuestView(deps.identity);
+    this.#tracked = deps.facts.machineConfig.track_dirty_pages;
+    this.clearsOnRead = kind === 'dirty';
+    // The VMM's own mincore does not see swapped pages; the page tables do.
+    this.seesSwapped = kind !== 'mincore' || this.#tracked;
+  }
+
+  layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {
+    return caught(async () => {
+      const layout = await this.#findLayout(signal);
+      if (layout.mapped) orFail(await this.#view.backing(layout.layout));
+      return ok(layout.layout);
+    });
+  }
+
+  fetch(request: FetchRequest): Promise<Result<FetchedSet, VmmError>> {
+    return caught(async () => {
+      const { signal, statePath, memFilePath } = request;
+      assert(memFilePath !== undefined, 'dialect firecracker needs a path for the memory file');
+      this.#requireSame();
+      await requirePaused(this.#client, signal);
+      const { layout, mapped } = await this.#findLayout(signal);
+      if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
+      await requireAbsent(memFilePath);
+      await requireFineExtents(dirname(memFilePath));
+      const widen = request.widen === true && this.kind === 'dirty';
+      const snapshot = { snapshotPath: statePath, memFilePath };
+      const type = widen ? 'Full' : 'Diff';
+      orFail(await this.#client.createSnapshot({ type, ...snapshot }, signal));
+      const extents = await readExtents(memFilePath, layout, widen);
+      const view = mapped ? orFail(await this.#view.look(layout, signal)) : null;
+      const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
+      this.#requireSame();
+      return ok({ ...set, vmStatePath: statePath });
+    });
+  }
+
+  async #choose(
+    extents: PageBitmap,
+    view: PageView | null,
+    layout: MemoryLayout,
+    parent: ParentPages | 'none' | 'unknown',
+    memFilePath: string,
+  ): Promise<Omit<FetchedSet, 'vmStatePath'>> {
+    const fromFile = { kind: 'file', path: memFilePath } as const;
+    if (view === null) return { layout, selected: extents, zero: null, bytes: fromFile };
+    const { selected, zero } = this.#select(extents, view, parent);
+    // The file has what the VMM put there; anything beyond that is read from the process.
+    if (isEmptyBitmap(without(selected, extents))) {
+      return { layout, selected, zero, bytes: fromFile };
+    }
+    await rm(memFilePath, { force: true });
+    return { layout, selected, zero, bytes: { kind: 'process' } };
+  }
+
+  #select(
+    extents: PageBitmap,
+    view: PageView,
+    parent: ParentPages | 'none' | 'unknown',
+  ): Selection {
+    const { socketPath } = this.#client;
+    if (this.kind === 'pagemap') {
+      return completeSelection(orFail(ownPages(view, socketPath)).own, view, parent);
+    }
+    if (this.kind === 'mincore' && this.#tracked) {
+      return completeSelection(orFail(residentPages(view, socketPath)).resident, view, parent);
+    }
+    return completeSelection(extents, view, parent);
+  }
+
+  /** Modes that the memory file cannot serve. */
+  #needsPageTables(): boolean {
+    return this.kind === 'pagemap' || (this.kind === 'mincore' && this.#tracked);
+  }
+
+  /** Upstream does not say where its memory is; files need no addresses, so not knowing is fine. */
+  async #findLayout(
+    signal: AbortSignal,
+  ): Promise<{ readonly layout: MemoryLayout; readonly mapped: boolean }> {
+    const imageBytes = await this.#imageBytes(signal);
+    const found = this.#view.known ?? (await this.#lookFor(imageBytes));
+    if (found === null) return { layout: unmappedLayout(imageBytes), mapped: false };
+    if (found.imageBytes !== imageBytes) {
+      const { socketPath } = this.#client;
+      const message =
+        `the memory layout of the VM at ${socketPath} changed: it has ${imageBytes} bytes of memory ` +
+        `now, ${found.imageBytes} before`;
+      orFail(err(vmmError('layout-changed', message, { socketPath })));
+    }
+    return { layout: orFail(this.#view.adopt(found)), mapped: true };
+  }
+
+  async #imageBytes(signal: AbortSignal): Promise<number> {
+    const config = orFail(await this.#client.machineConfig(signal));
+    return config.mem_size_mib * MIB;
+  }
+
+  async #lookFor(imageBytes: number): Promise<MemoryLayout | null> {
+    const vmas = await this.#view.vmas();
+    // Without permission the file alone must do; modes that need more say so.
+    if (!vmas.ok) {
+      if (vmas.error.kind === 'permission-denied' && !this.#needsPageTables()) return null;
+      return orFail(vmas);
+    }
+    return fileLayout(vmas.value, imageBytes) ?? singleRegion(vmas.value, imageBytes);
+  }
+
+  #notFound(): VmmError {
+    const { socketPath } = this.#client;
+    const message =
+      `the memory of the VM at ${socketPath} was not found in its address map, which tracking mode ` +
+      `${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here: use mode dirty`;
+    return vmmError('layout-unknown', message, { socketPath });
+  }
+
+  #requireSame(): void {
+    const check = this.#identity.check();
+    if (check !== 'same') orFail(err(identityError(this.#identity, check)));
+  }
+}
+
+/** One region at host address 0: for reading from a file only. */
+function unmappedLayout(imageBytes: number): MemoryLayout {
+  const length = bytes(imageBytes);
+  const region = {
+    guestAddress: null,
+    hostAddress: hostAddress(0n),
+    imageOffset: bytes(0),
+    length,
+  };
+  return { regions: [region], imageBytes: length };
+}
+
+/** Anonymous memory of exactly the guest's size, where there is one such mapping and no other. */
+function singleRegion(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
+  const fitting = vmas.filter(
+    (vma) => vma.writable && vma.file === null && Number(vma.end - vma.start) === imageBytes,
+  );
+  const [only] = fitting;
+  if (fitting.length !== 1 || only === undefined) return null;
+  const length = bytes(imageBytes);
+  return {
+    regions: [
+      {
+        guestAddress: null,
+        hostAddress: hostAddress(only.start),
+        imageOffset: bytes(0),
+        length,
+      },
+    ],
+    imageBytes: length,
+  };
+}
+
+/** A Diff is merged into a file that is already there, whose old extents would count as dirty. */
+async function requireAbsent(path: string): Promise<void> {
+  try {
+    await stat(path);
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT') return;
+    const code = systemCode(error) ?? '';
+    orFail(err(vmmError('memory-file-bad', `cannot look at ${path} (${code})`, { code })));
+  }
+  orFail(err(vmmError('memory-file-bad', `${path} exists: a memory file must be new`)));
+}
+
+async function readExtents(
+  path: string,
+  layout: MemoryLayout,
+  everything: boolean,
+): Promise<PageBitmap> {
+  const pages = pagesExact(layout.imageBytes);
+  const bad = (problem: string): never =>
+    orFail(err(vmmError('memory-file-bad', `the VMM's memory file ${path} ${problem}`)));
+  const file = await open(path, 'r').catch((error: unknown) =>
+    bad(`cannot be opened (${systemCode(error) ?? String(error)})`),
+  );
+  try {
+    const found = await file.stat();
+    if (!found.isFile()) bad('is not a file');
+    if (found.size !== layout.imageBytes) {
+      bad(`has ${found.size} bytes; the VM has ${layout.imageBytes} bytes of memory`);
+    }
+    // A full snapshot names every page, whether or not its zeroes were written.
+    if (everything) return fullBitmap(pages);
+    const extents = fileExtents(file.fd, pages);
+    if (extents.error !== 0) bad(`cannot be read (${errnoName(extents.error)})`);
+    return { pageCount: pages, bits: extents.bits };
+  } finally {
+    await file.close();
+  }
+}

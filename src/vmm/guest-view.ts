@@ -1,0 +1,99 @@
+/** Finds the guest's memory in the VMM's address space, and looks at its page tables. */
+import type { MemoryLayout } from '../memory.ts';
+import { err, ok, type Result } from '../result.ts';
+import {
+  backingOf,
+  readFaultedRanges,
+  readVmas,
+  type BackedSpan,
+  type Vma,
+} from './address-map.ts';
+import { vmmError, type VmmError } from './errors.ts';
+import type { ProcessIdentity } from './identity.ts';
+import { requireSameLayout } from './layout.ts';
+import { pagesBacked, scanPages } from './residency.ts';
+import type { PageView } from './select.ts';
+import { isEmptyBitmap } from './bitmap.ts';
+
+interface AddressRange {
+  readonly start: bigint;
+  readonly end: bigint;
+}
+
+/** One VM's memory from outside. Remembers the layout, to notice when it changes. */
+export class GuestView {
+  readonly #identity: ProcessIdentity;
+  #layout: MemoryLayout | null = null;
+  /** Fault handlers register once, when a snapshot is loaded; reading this list is slow. */
+  #faulted: readonly AddressRange[] | null = null;
+
+  constructor(identity: ProcessIdentity) {
+    this.#identity = identity;
+  }
+
+  get pid(): number {
+    return this.#identity.pid;
+  }
+
+  /** The layout that was found before, if any. */
+  get known(): MemoryLayout | null {
+    return this.#layout;
+  }
+
+  /** Takes a layout that was just found; `layout-changed` where it is not the one before. */
+  adopt(layout: MemoryLayout): Result<MemoryLayout, VmmError> {
+    const same = requireSameLayout(this.#layout, layout, this.#identity.socketPath);
+    if (same.ok) this.#layout = layout;
+    return same;
+  }
+
+  vmas(): Promise<Result<readonly Vma[], VmmError>> {
+    return readVmas(this.pid);
+  }
+
+  /** What backs each part of the guest's memory now. */
+  async backing(layout: MemoryLayout): Promise<Result<readonly BackedSpan[], VmmError>> {
+    if (this.#faulted === null) {
+      const faulted = await readFaultedRanges(this.pid);
+      if (!faulted.ok) return faulted;
+      this.#faulted = faulted.value;
+    }
+    const vmas = await this.vmas();
+    return vmas.ok ? backingOf(layout, vmas.value, this.#faulted) : vmas;
+  }
+
+  /** The page tables of a paused VM. */
+  async look(layout: MemoryLayout, signal: AbortSignal): Promise<Result<PageView, VmmError>> {
+    const spans = await this.backing(layout);
+    if (!spans.ok) return spans;
+    const resident = await scanPages(this.pid, layout, 'resident', signal);
+    if (!resident.ok) return resident;
+    // Only a file has pages that are there and not the VM's own.
+    const fileBacked = spans.value.some((span) => span.backing === 'file');
+    const own = fileBacked ? await scanPages(this.pid, layout, 'private', signal) : resident;
+    if (!own.ok) return own;
+    return ok({ layout, spans: spans.value, resident: resident.value, own: own.value });
+  }
+}
+
+/** For mode `mincore`: pages that are there. Memory shared with others cannot be told from outside. */
+export function residentPages(view: PageView, socketPath: string): Result<PageView, VmmError> {
+  const shared = pagesBacked(view.layout, view.spans, ['shared']);
+  if (isEmptyBitmap(shared)) return ok(view);
+  const message =
+    `the memory of the VM at ${socketPath} is shared with other processes, so its page table does ` +
+    'not say which pages exist: use tracking mode dirty';
+  return err(vmmError('tracking-unsupported', message, { socketPath }));
+}
+
+/**
+ * For mode `pagemap`: the pages that are the VM's own. Only of a VM that was restored from a file: of
+ * other memory every page is.
+ */
+export function ownPages(view: PageView, socketPath: string): Result<PageView, VmmError> {
+  if (view.spans.some((span) => span.backing === 'file')) return residentPages(view, socketPath);
+  const message =
+    `the memory of the VM at ${socketPath} is not a private mapping of a memory file, so tracking ` +
+    'mode pagemap cannot tell what was written: use tracking mode dirty or mincore';
+  return err(vmmError('tracking-unsupported', message, { socketPath }));
+}

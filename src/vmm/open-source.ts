@@ -1,0 +1,52 @@
+/** Chooses the dirty-set source of a VM, or says why its mode is not possible. */
+import { err, ok, type Result } from '../result.ts';
+import type { VmmClient } from './client.ts';
+import { vmmError, type VmmError } from './errors.ts';
+import { FileSource } from './file-source.ts';
+import type { ProcessIdentity } from './identity.ts';
+import { trackingOff, type VmmFacts } from './probe.ts';
+import { ProcessSource } from './process-source.ts';
+import type { DirtySource, TrackingMode } from './source.ts';
+import { checkSwap, type SwapArea } from './swap.ts';
+
+export interface OpenSourceOptions {
+  readonly client: VmmClient;
+  readonly facts: VmmFacts;
+  readonly identity: ProcessIdentity;
+  readonly mode: TrackingMode;
+  /** The host's swap areas now: `readSwapAreas()`. */
+  readonly swapAreas: readonly SwapArea[];
+}
+
+/**
+ * | mode      | `firecracker`                    | `aenv`, `e2b`                  |
+ * |-----------|----------------------------------|--------------------------------|
+ * | `dirty`   | Diff file; needs tracking        | the VMM's set; needs tracking  |
+ * | `mincore` | tracking off: Diff file, no swap | page tables from outside       |
+ * |           | tracking on: page tables         |                                |
+ * | `pagemap` | page tables, restored from file  | page tables, restored from file |
+ */
+export function openDirtySource(options: OpenSourceOptions): Result<DirtySource, VmmError> {
+  const { client, facts, identity, mode } = options;
+  if (mode === 'dirty' && !facts.machineConfig.track_dirty_pages) {
+    return err(trackingOff(client.socketPath));
+  }
+  if (hugePages(facts) && mode !== 'dirty') {
+    const { socketPath } = client;
+    const message = `tracking mode ${mode} does not work with huge pages (${socketPath}): use dirty`;
+    return err(vmmError('tracking-unsupported', message, { socketPath }));
+  }
+  const deps = { client, facts, identity, epochs: null };
+  const source: DirtySource =
+    facts.dialect === 'firecracker' ? new FileSource(deps, mode) : new ProcessSource(deps, mode);
+  if (mode === 'mincore') {
+    const swap = checkSwap(options.swapAreas, source.seesSwapped);
+    if (!swap.ok) return swap;
+  }
+  return ok(source);
+}
+
+function hugePages(facts: VmmFacts): boolean {
+  const kind = facts.machineConfig.huge_pages;
+  return kind !== undefined && kind !== 'None';
+}

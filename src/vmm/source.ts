@@ -1,0 +1,74 @@
+/**
+ * Dirty-set sources: one object per attached VM that says which pages a capture must store, whatever the
+ * VMM's dialect and the tracking mode. DESIGN §4 and §5.
+ *
+ * D1 A page whose bytes may differ from the memory parent is in `selected` or in `zero`.
+ * D2 `selected` and `zero` share no page.
+ * D3 A page that is not there is in `zero` only where it provably reads zero; else it is left to the
+ *    parent, or selected.
+ * Tests: test/vmm/source.test.ts, test/vmm/removed.test.ts.
+ */
+import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import type { Result } from '../result.ts';
+import type { VmmEpochs } from './epochs.ts';
+import type { VmmError } from './errors.ts';
+import type { Dialect } from './probe.ts';
+
+export const trackingModes = ['mincore', 'dirty', 'pagemap'] as const;
+export type TrackingMode = (typeof trackingModes)[number];
+
+/** What the caller knows of the memory parent, from its layers' indexes. */
+export interface ParentPages {
+  /** Pages that some layer above the launch parent stores, as data or as zeroes. */
+  readonly aboveLaunch: PageBitmap;
+  /** Pages that the whole chain stores as data; every other page reads zero already. */
+  readonly data: PageBitmap;
+}
+
+export interface FetchRequest {
+  /** Where the VMM writes its own state; must not exist. */
+  readonly statePath: string;
+  /** Where dialect `firecracker` writes the memory file; must not exist. Others ignore it. */
+  readonly memFilePath?: string;
+  /**
+   * The memory parent's pages. `none`: there is no memory parent, so nothing needs to be zeroed.
+   * `unknown`: the worst is assumed, which is correct but selects more.
+   */
+  readonly parent: ParentPages | 'none' | 'unknown';
+  /** The epoch's dirty set was lost: select everything that may differ, whatever the bitmaps say. */
+  readonly widen?: boolean;
+  readonly signal: AbortSignal;
+}
+
+/** What one capture stores. Bitmaps cover the image of `layout`. */
+export interface FetchedSet {
+  readonly layout: MemoryLayout;
+  /** Pages whose bytes must be read. */
+  readonly selected: PageBitmap;
+  /** Pages that read zero and need no reading; null where the source knows of none. */
+  readonly zero: PageBitmap | null;
+  readonly bytes:
+    | { readonly kind: 'process' }
+    /** The image at its own offsets; the caller removes the file. */
+    | { readonly kind: 'file'; readonly path: string };
+  /** The VM state file, or null where none was written. */
+  readonly vmStatePath: string | null;
+}
+
+export interface DirtySource {
+  readonly kind: TrackingMode;
+  readonly dialect: Dialect;
+  /** After a `fetch` that failed, what was dirty may be forgotten: widen the next one. */
+  readonly clearsOnRead: boolean;
+  /** Swapped pages are seen: mode `mincore` is safe with swap on. */
+  readonly seesSwapped: boolean;
+  /** The VMM's own epochs, where it has them and the mode can use them. */
+  readonly epochs: VmmEpochs | null;
+  /**
+   * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise have to
+   * while the VM is frozen, and refuses a layout that changed.
+   */
+  layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>>;
+  /** The VM must be paused. Rejects with the signal's reason when aborted. */
+  fetch(request: FetchRequest): Promise<Result<FetchedSet, VmmError>>;
+}
