@@ -39,18 +39,26 @@ std::string Text(const Napi::Object& object, const char* key) {
 class Vm final : public Napi::ObjectWrap<Vm> {
  public:
   static Napi::Function Define(Napi::Env env) {
-    return DefineClass(
-        env, "Vm",
-        {InstanceMethod<&Vm::Pause>("pause"), InstanceMethod<&Vm::Resume>("resume"),
-         InstanceMethod<&Vm::Program>("program"), InstanceMethod<&Vm::Counters>("counters"),
-         InstanceMethod<&Vm::ResetGap>("resetGap"), InstanceMethod<&Vm::DeviceWrite>("deviceWrite"),
-         InstanceMethod<&Vm::ReadBytes>("readBytes"), InstanceMethod<&Vm::HashPages>("hashPages"),
-         InstanceMethod<&Vm::Remove>("remove"), InstanceMethod<&Vm::SetReadable>("setReadable"),
-         InstanceMethod<&Vm::AddRegion>("addRegion"), InstanceMethod<&Vm::DropRegion>("dropRegion"),
-         InstanceMethod<&Vm::Regions>("regions"), InstanceMethod<&Vm::Bits>("bits"),
-         InstanceMethod<&Vm::Runs>("runs"), InstanceMethod<&Vm::ResetDirty>("resetDirty"),
-         InstanceMethod<&Vm::Epoch>("epoch"), InstanceMethod<&Vm::WriteMemory>("writeMemory"),
-         InstanceMethod<&Vm::SaveVcpu>("saveVcpu"), InstanceMethod<&Vm::SaveWindow>("saveWindow")});
+    return DefineClass(env, "Vm", {InstanceMethod<&Vm::Pause>("pause"),
+                                   InstanceMethod<&Vm::Resume>("resume"),
+                                   InstanceMethod<&Vm::Program>("program"),
+                                   InstanceMethod<&Vm::Counters>("counters"),
+                                   InstanceMethod<&Vm::ResetGap>("resetGap"),
+                                   InstanceMethod<&Vm::DeviceWrite>("deviceWrite"),
+                                   InstanceMethod<&Vm::ReadBytes>("readBytes"),
+                                   InstanceMethod<&Vm::HashPages>("hashPages"),
+                                   InstanceMethod<&Vm::Remove>("remove"),
+                                   InstanceMethod<&Vm::SetReadable>("setReadable"),
+                                   InstanceMethod<&Vm::AddRegion>("addRegion"),
+                                   InstanceMethod<&Vm::DropRegion>("dropRegion"),
+                                   InstanceMethod<&Vm::Regions>("regions"),
+                                   InstanceMethod<&Vm::Bits>("bits"),
+                                   InstanceMethod<&Vm::Runs>("runs"),
+                                   InstanceMethod<&Vm::ResetDirty>("resetDirty"),
+                                   InstanceMethod<&Vm::Epoch>("epoch"),
+                                   InstanceMethod<&Vm::WriteMemory>("writeMemory"),
+                                   InstanceMethod<&Vm::SaveVcpu>("saveVcpu"),
+                                   InstanceMethod<&Vm::SaveWindow>("saveWindow")});
   }
 
   explicit Vm(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Vm>(info) {
@@ -94,7 +102,8 @@ class Vm final : public Napi::ObjectWrap<Vm> {
     const auto given = info[0].As<Napi::Object>();
     minivm::Program program;
     const std::string command = Text(given, "command");
-    program.command = command == "random" ? kRandom : command == "fill" ? kFill
+    program.command = command == "random" ? kRandom
+                      : command == "fill" ? kFill
                       : command == "read" ? kRead
                                           : kIdle;
     if (given.Get("list").IsTypedArray()) {
@@ -191,13 +200,20 @@ class Vm final : public Napi::ObjectWrap<Vm> {
   }
 
   static bool SetOf(const std::string& name, Machine::Set& set) {
-    if (name == "dirty") set = Machine::Set::kDirty;
-    else if (name == "removed") set = Machine::Set::kRemoved;
-    else if (name == "resident") set = Machine::Set::kResident;
-    else if (name == "empty") set = Machine::Set::kZeroResident;
-    else if (name == "guest-log") set = Machine::Set::kGuestLog;
-    else if (name == "vmm-log") set = Machine::Set::kVmmLog;
-    else return false;
+    if (name == "dirty")
+      set = Machine::Set::kDirty;
+    else if (name == "removed")
+      set = Machine::Set::kRemoved;
+    else if (name == "resident")
+      set = Machine::Set::kResident;
+    else if (name == "empty")
+      set = Machine::Set::kZeroResident;
+    else if (name == "guest-log")
+      set = Machine::Set::kGuestLog;
+    else if (name == "vmm-log")
+      set = Machine::Set::kVmmLog;
+    else
+      return false;
     return true;
   }
 

@@ -9,20 +9,22 @@ namespace minivm {
 std::uint64_t MonotonicNs() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000ULL + static_cast<std::uint64_t>(now.tv_nsec);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000ULL +
+         static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 void GrantBudget(Shared& shared) {
   Mailbox& box = shared.mailbox();
   if ((box.flags & kFlagPaced) == 0) return;
   const std::uint64_t elapsed = MonotonicNs() - shared.pace.base_ns;
-  const auto due = static_cast<std::uint64_t>(static_cast<double>(elapsed) *
-                                              static_cast<double>(shared.pace.pages_per_second) / 1e9);
+  const auto due = static_cast<std::uint64_t>(
+      static_cast<double>(elapsed) * static_cast<double>(shared.pace.pages_per_second) / 1e9);
   box.granted = shared.pace.base_granted + static_cast<std::uint32_t>(due);
 }
 
 void WritePatternPage(const Shared& shared, std::uint8_t* page, std::uint32_t pfn) {
-  // SAFETY: the mailbox starts the window (see Shared::mailbox); `page` is kPageBytes of guest memory.
+  // SAFETY: the mailbox starts the window (see Shared::mailbox); `page` is kPageBytes of guest
+  // memory.
   const auto& box = *reinterpret_cast<const Mailbox*>(shared.window);
   auto* words = reinterpret_cast<std::uint32_t*>(page);
   if (box.command == kFill) {

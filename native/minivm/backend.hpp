@@ -27,7 +27,8 @@ struct Shared {
   Pace pace;  // read by the vCPU thread, written only while it is parked
   bool track = false;
 
-  // SAFETY: the window is page-aligned, mapped for the life of the Machine, and starts with Mailbox.
+  // SAFETY: the window is page-aligned, mapped for the life of the Machine, and starts with
+  // Mailbox.
   Mailbox& mailbox() { return *reinterpret_cast<Mailbox*>(window); }
   const std::uint32_t* list() const {
     return reinterpret_cast<const std::uint32_t*>(window + kListOffset);

@@ -18,7 +18,9 @@ inline bool TestBit(const Bitmap& bits, std::uint64_t page) {
   return (bits[page / 64] >> (page % 64)) & 1U;
 }
 inline void SetBit(Bitmap& bits, std::uint64_t page) { bits[page / 64] |= 1ULL << (page % 64); }
-inline void ClearBit(Bitmap& bits, std::uint64_t page) { bits[page / 64] &= ~(1ULL << (page % 64)); }
+inline void ClearBit(Bitmap& bits, std::uint64_t page) {
+  bits[page / 64] &= ~(1ULL << (page % 64));
+}
 
 inline void OrInto(Bitmap& into, const Bitmap& from) {
   for (std::size_t i = 0; i < into.size(); ++i) into[i] |= from[i];
@@ -29,7 +31,8 @@ inline void AndNotInto(Bitmap& into, const Bitmap& from) {
 inline void ClearAll(Bitmap& bits) { bits.assign(bits.size(), 0); }
 inline std::uint64_t CountBits(const Bitmap& bits) {
   std::uint64_t total = 0;
-  for (const std::uint64_t word : bits) total += static_cast<std::uint64_t>(__builtin_popcountll(word));
+  for (const std::uint64_t word : bits)
+    total += static_cast<std::uint64_t>(__builtin_popcountll(word));
   return total;
 }
 

@@ -60,8 +60,8 @@ GuestMemory::~GuestMemory() {
   for (const auto& region : regions_) munmap(region->host, region->bytes);
 }
 
-Failure GuestMemory::Map(const std::vector<RegionSpec>& specs, Backing backing, const std::string& path,
-                         bool huge) {
+Failure GuestMemory::Map(const std::vector<RegionSpec>& specs, Backing backing,
+                         const std::string& path, bool huge) {
   int raw = -1;
   if (backing == Backing::kFile) {
     raw = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -74,8 +74,8 @@ Failure GuestMemory::Map(const std::vector<RegionSpec>& specs, Backing backing, 
     const off_t size = lseek(fd.get(), 0, SEEK_END);  // works for block devices too
     if (size < 0) return FailErrno("Cannot size the memory file " + path, errno);
     if (static_cast<std::uint64_t>(size) < wanted) {
-      return "The memory file " + path + " is " + std::to_string(size) + " bytes, shorter than the " +
-             std::to_string(wanted) + " bytes of the guest's regions";
+      return "The memory file " + path + " is " + std::to_string(size) +
+             " bytes, shorter than the " + std::to_string(wanted) + " bytes of the guest's regions";
     }
   }
   for (const RegionSpec& spec : specs) {
@@ -87,10 +87,12 @@ Failure GuestMemory::Map(const std::vector<RegionSpec>& specs, Backing backing, 
 Failure GuestMemory::AddRegion(const RegionSpec& spec, Backing backing, int fd, bool huge) {
   const int share = backing == Backing::kFile ? 0 : MAP_ANONYMOUS;
   const off_t offset = backing == Backing::kFile ? static_cast<off_t>(image_bytes_) : 0;
-  void* host = mmap(nullptr, spec.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | share,
-                    backing == Backing::kFile ? fd : -1, offset);
+  void* host =
+      mmap(nullptr, spec.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | share,
+           backing == Backing::kFile ? fd : -1, offset);
   if (host == MAP_FAILED) return FailErrno("Cannot map guest memory", errno);
-  // Without this, one written page can make 512 resident, and page sets depend on the host's settings.
+  // Without this, one written page can make 512 resident, and page sets depend on the host's
+  // settings.
   madvise(host, spec.bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   auto region = std::make_unique<Region>();
   region->guest_address = spec.guest_address;
@@ -120,7 +122,8 @@ void GuestMemory::DropLastRegion() {
 
 Region* GuestMemory::FindByImage(std::uint64_t image_offset) {
   for (const auto& region : regions_) {
-    if (image_offset - region->image_offset < region->bytes && image_offset >= region->image_offset) {
+    if (image_offset - region->image_offset < region->bytes &&
+        image_offset >= region->image_offset) {
       return region.get();
     }
   }

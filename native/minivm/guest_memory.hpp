@@ -28,12 +28,12 @@ struct Region {
   std::uint32_t slot = 0;
   Backing backing = Backing::kAnonymous;
   std::uint8_t* host = nullptr;
-  Bitmap dirty;           // guest writes of the current epoch, fetched from the backend's log
-  Bitmap vmm;             // device writes of the current epoch
-  Bitmap removed;         // pages removed and not written since
-  Bitmap frozen_dirty;    // the set of the open VMM-side epoch
+  Bitmap dirty;         // guest writes of the current epoch, fetched from the backend's log
+  Bitmap vmm;           // device writes of the current epoch
+  Bitmap removed;       // pages removed and not written since
+  Bitmap frozen_dirty;  // the set of the open VMM-side epoch
   Bitmap frozen_removed;
-  Bitmap unreadable;      // pages made PROT_NONE by a scripted fault
+  Bitmap unreadable;                                  // pages made PROT_NONE by a scripted fault
   std::unique_ptr<std::atomic<std::uint64_t>[]> log;  // thread backend's dirty log
 };
 
@@ -50,7 +50,8 @@ class GuestMemory {
 
   // Maps every region: MAP_PRIVATE of `path` at its image offset for kFile, otherwise anonymous.
   // Refuses a file shorter than the image. `huge` allows transparent huge pages.
-  Failure Map(const std::vector<RegionSpec>& specs, Backing backing, const std::string& path, bool huge);
+  Failure Map(const std::vector<RegionSpec>& specs, Backing backing, const std::string& path,
+              bool huge);
   Failure AddRegion(const RegionSpec& spec, Backing backing, int fd, bool huge);
   // Unmaps the last region.
   void DropLastRegion();
@@ -72,7 +73,8 @@ class GuestMemory {
   static void ZeroPagesOf(const Region& region, const Bitmap& in, Bitmap& out);
 
   // Writes the memory file: `sets[i]` names the pages of region i; null = everything. An existing
-  // file of the image's size is written over in place, as Firecracker does; any other is emptied first.
+  // file of the image's size is written over in place, as Firecracker does; any other is emptied
+  // first.
   Failure WriteFile(const std::string& path, const std::vector<Bitmap>* sets) const;
 
  private:

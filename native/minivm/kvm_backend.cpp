@@ -130,14 +130,16 @@ Failure KvmBackend::SetSlot(Region& region, std::uint64_t bytes) {
 Failure KvmBackend::CreateVm() {
   kvm_.reset(open("/dev/kvm", O_RDWR | O_CLOEXEC));
   if (kvm_.get() < 0) return FailErrno("Cannot open /dev/kvm", errno);
-  if (ioctl(kvm_.get(), KVM_GET_API_VERSION, 0) != KVM_API_VERSION) return "KVM has another API version";
+  if (ioctl(kvm_.get(), KVM_GET_API_VERSION, 0) != KVM_API_VERSION)
+    return "KVM has another API version";
   vm_.reset(ioctl(kvm_.get(), KVM_CREATE_VM, 0));
   if (vm_.get() < 0) return FailErrno("KVM_CREATE_VM", errno);
   std::uint64_t identity = kIdentityMapAddress;
   if (ioctl(vm_.get(), KVM_SET_IDENTITY_MAP_ADDR, &identity) != 0) {
     return FailErrno("KVM_SET_IDENTITY_MAP_ADDR", errno);
   }
-  if (ioctl(vm_.get(), KVM_SET_TSS_ADDR, kTssAddress) != 0) return FailErrno("KVM_SET_TSS_ADDR", errno);
+  if (ioctl(vm_.get(), KVM_SET_TSS_ADDR, kTssAddress) != 0)
+    return FailErrno("KVM_SET_TSS_ADDR", errno);
   for (const auto& region : shared_.memory.regions()) {
     if (Failure failure = SetSlot(*region, region->bytes)) return failure;
   }
@@ -208,7 +210,8 @@ Failure KvmBackend::Restore(const std::vector<std::uint8_t>& saved) {
   if (saved.size() != sizeof state) return "The saved vCPU does not fit a KVM guest";
   std::memcpy(&state, saved.data(), sizeof state);
   if (state.magic != kSavedMagic || state.bytes != sizeof state) return "The saved vCPU is damaged";
-  if (ioctl(vcpu_.get(), KVM_SET_SREGS, &state.sregs) != 0) return FailErrno("KVM_SET_SREGS", errno);
+  if (ioctl(vcpu_.get(), KVM_SET_SREGS, &state.sregs) != 0)
+    return FailErrno("KVM_SET_SREGS", errno);
   if (ioctl(vcpu_.get(), KVM_SET_REGS, &state.regs) != 0) return FailErrno("KVM_SET_REGS", errno);
   if (ioctl(vcpu_.get(), KVM_SET_FPU, &state.fpu) != 0) return FailErrno("KVM_SET_FPU", errno);
   if (ioctl(vcpu_.get(), KVM_SET_VCPU_EVENTS, &state.events) != 0) {
@@ -304,7 +307,8 @@ Failure KvmBackend::SaveVcpu(std::vector<std::uint8_t>& out) {
   state.magic = kSavedMagic;
   state.bytes = sizeof state;
   if (ioctl(vcpu_.get(), KVM_GET_REGS, &state.regs) != 0) return FailErrno("KVM_GET_REGS", errno);
-  if (ioctl(vcpu_.get(), KVM_GET_SREGS, &state.sregs) != 0) return FailErrno("KVM_GET_SREGS", errno);
+  if (ioctl(vcpu_.get(), KVM_GET_SREGS, &state.sregs) != 0)
+    return FailErrno("KVM_GET_SREGS", errno);
   if (ioctl(vcpu_.get(), KVM_GET_FPU, &state.fpu) != 0) return FailErrno("KVM_GET_FPU", errno);
   if (ioctl(vcpu_.get(), KVM_GET_VCPU_EVENTS, &state.events) != 0) {
     return FailErrno("KVM_GET_VCPU_EVENTS", errno);
@@ -316,6 +320,8 @@ Failure KvmBackend::SaveVcpu(std::vector<std::uint8_t>& out) {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeKvmBackend(Shared& shared) { return std::make_unique<KvmBackend>(shared); }
+std::unique_ptr<Backend> MakeKvmBackend(Shared& shared) {
+  return std::make_unique<KvmBackend>(shared);
+}
 
 }  // namespace minivm

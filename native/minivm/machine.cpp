@@ -86,7 +86,8 @@ Failure Machine::MapWindow(const std::vector<std::uint8_t>& saved) {
   const std::uint64_t list_bytes = saved.size() - kSavedHead;
   const bool needs_list = box.command != kIdle && (box.flags & kFlagList) != 0;
   if (box.count > kListCapacity && needs_list) return "The saved device window has too long a list";
-  if (list_bytes != (needs_list ? box.count * 4ULL : 0)) return "The saved device window is damaged";
+  if (list_bytes != (needs_list ? box.count * 4ULL : 0))
+    return "The saved device window is damaged";
   if (box.command > kRead || box.words > 1024 || (box.command != kIdle && box.index >= box.count)) {
     return "The saved device window is damaged";
   }
@@ -100,7 +101,8 @@ Failure Machine::Create(const MachineOptions& options) {
   shared_.track = options.track;
   huge_ = options.huge;
   if (Failure failure = MapWindow(options.saved_window)) return failure;
-  if (Failure failure = shared_.memory.Map(options.regions, options.backing, options.memory_path, huge_)) {
+  if (Failure failure =
+          shared_.memory.Map(options.regions, options.backing, options.memory_path, huge_)) {
     return failure;
   }
   if (options.backing == Backing::kUffd) {
@@ -110,7 +112,8 @@ Failure Machine::Create(const MachineOptions& options) {
     uffd_socket_ = link.socket;
     if (failure) return failure;
   }
-  backend_ = options.backend == BackendKind::kKvm ? MakeKvmBackend(shared_) : MakeThreadBackend(shared_);
+  backend_ =
+      options.backend == BackendKind::kKvm ? MakeKvmBackend(shared_) : MakeThreadBackend(shared_);
   Failure failure = backend_->Create(options.saved_vcpu);
   if (failure) {
     backend_.reset();
@@ -150,10 +153,50 @@ Failure Machine::WriteDevicePage(std::uint64_t image_page, const Program& progra
     static_cast<void>(*reinterpret_cast<const volatile std::uint32_t*>(host));
     return std::nullopt;
   }
-  WritePatternPage(shared_, host, static_cast<std::uint32_t>(region->guest_address / kPageBytes + page));
+  WritePatternPage(shared_, host,
+                   static_cast<std::uint32_t>(region->guest_address / kPageBytes + page));
   if (shared_.track) SetBit(region->vmm, page);
   ClearBit(region->removed, page);
   return std::nullopt;
+}
+
+Failure Machine::PlaceList(const Program& program, std::uint64_t count, ProgramPlaced& placed) {
+  const std::uint64_t image_pages = shared_.memory.image_bytes() / kPageBytes;
+  std::uint32_t listed = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t page = program.use_list ? program.list[i] : program.first + i;
+    if (page >= image_pages) return "Page " + std::to_string(page) + " is outside the image";
+    const Region& region = *shared_.memory.FindByImage(page * kPageBytes);
+    const std::uint64_t pfn = (region.guest_address - region.image_offset) / kPageBytes + page;
+    if (!backend_->CanReach(pfn)) {
+      if (Failure failure = WriteDevicePage(page, program)) return failure;
+      ++placed.device_pages;
+    } else if (listed == kListCapacity) {
+      return "A list holds at most " + std::to_string(kListCapacity) + " pages";
+    } else {
+      shared_.list()[listed++] = static_cast<std::uint32_t>(pfn);
+    }
+  }
+  Mailbox& box = shared_.mailbox();
+  box.flags |= kFlagList;
+  box.count = listed;
+  placed.guest_pages = listed;
+  return std::nullopt;
+}
+
+// Whether a range lies in one region that the guest reaches, so that it needs no list.
+bool Machine::PlaceRange(const Program& program, ProgramPlaced& placed) {
+  if (program.use_list || program.count > UINT32_MAX) return false;
+  const Region& region = *shared_.memory.FindByImage(program.first * kPageBytes);
+  const std::uint64_t end = (program.first + program.count) * kPageBytes;
+  if (end > region.image_offset + region.bytes) return false;
+  if (!backend_->CanReach((region.guest_address + region.bytes) / kPageBytes - 1)) return false;
+  Mailbox& box = shared_.mailbox();
+  box.first = static_cast<std::uint32_t>((region.guest_address - region.image_offset) / kPageBytes +
+                                         program.first);
+  box.count = static_cast<std::uint32_t>(program.count);
+  placed.guest_pages = program.count;
+  return true;
 }
 
 Failure Machine::SetProgram(const Program& program, ProgramPlaced& placed) {
@@ -167,56 +210,20 @@ Failure Machine::SetProgram(const Program& program, ProgramPlaced& placed) {
   if (!program.use_list && (program.first >= image_pages || count > image_pages - program.first)) {
     return "The program's range is outside the image";
   }
-  Region* only = program.use_list ? nullptr : shared_.memory.FindByImage(program.first * kPageBytes);
-  const bool as_range = only != nullptr &&
-                        (program.first + count) * kPageBytes <= only->image_offset + only->bytes &&
-                        backend_->CanReach((only->guest_address + only->bytes) / kPageBytes - 1);
   box.flags = program.loop ? kFlagLoop : Flags{};
   box.words = program.words;
   box.value = program.value;
   box.index = 0;
   box.generation = 0;
   box.read_sum = 0;
-  // The pattern depends on the command: what the VMM writes below needs it, and the guest is parked.
+  // Set first, with the guest parked: what the VMM writes on its behalf depends on the command.
   box.command = program.command;
-  if (as_range) {
-    box.first = static_cast<std::uint32_t>((only->guest_address - only->image_offset) / kPageBytes +
-                                           program.first);
-    if (count > UINT32_MAX) return "The program's range is too long";
-    box.count = static_cast<std::uint32_t>(count);
-    placed.guest_pages = count;
-  } else {
-    std::uint32_t placed_count = 0;
-    Failure failure;
-    for (std::uint64_t i = 0; i < count && !failure; ++i) {
-      const std::uint64_t page = program.use_list ? program.list[i] : program.first + i;
-      const Region* region = shared_.memory.FindByImage(page * kPageBytes);
-      if (page >= image_pages || region == nullptr) {
-        failure = "Page " + std::to_string(page) + " is outside the image";
-        break;
-      }
-      const std::uint64_t pfn = (region->guest_address - region->image_offset) / kPageBytes + page;
-      if (!backend_->CanReach(pfn)) {
-        failure = WriteDevicePage(page, program);
-        ++placed.device_pages;
-      } else if (placed_count == kListCapacity) {
-        failure = "A list holds at most " + std::to_string(kListCapacity) + " pages";
-      } else {
-        shared_.list()[placed_count++] = static_cast<std::uint32_t>(pfn);
-      }
-    }
-    if (failure) {
-      box.command = kIdle;
-      return failure;
-    }
-    box.flags |= kFlagList;
-    box.count = placed_count;
-    placed.guest_pages = placed_count;
-  }
-  if (placed.guest_pages == 0) {
+  Failure failure;
+  if (!PlaceRange(program, placed)) failure = PlaceList(program, count, placed);
+  if (failure || placed.guest_pages == 0) {
     box.command = kIdle;
     box.generation = 1;
-    return std::nullopt;
+    return failure;
   }
   if (program.pages_per_second > 0) box.flags |= kFlagPaced;
   box.spent = box.granted;
@@ -265,7 +272,8 @@ namespace {
 Failure RefuseUnreadable(const Region& region, std::uint64_t at, std::uint64_t length) {
   for (std::uint64_t page = at / kPageBytes; page <= (at + length - 1) / kPageBytes; ++page) {
     if (TestBit(region.unreadable, page)) {
-      return "Page " + std::to_string(region.image_offset / kPageBytes + page) + " was made unreadable";
+      return "Page " + std::to_string(region.image_offset / kPageBytes + page) +
+             " was made unreadable";
     }
   }
   return std::nullopt;
@@ -273,7 +281,8 @@ Failure RefuseUnreadable(const Region& region, std::uint64_t at, std::uint64_t l
 
 }  // namespace
 
-Failure Machine::DeviceWrite(std::uint64_t image_offset, const std::uint8_t* data, std::uint64_t bytes) {
+Failure Machine::DeviceWrite(std::uint64_t image_offset, const std::uint8_t* data,
+                             std::uint64_t bytes) {
   return ForEachPiece(image_offset, bytes,
                       [&](Region& region, std::uint64_t at, std::uint64_t length) -> Failure {
                         if (Failure failure = RefuseUnreadable(region, at, length)) return failure;
@@ -317,8 +326,10 @@ Failure Machine::Remove(std::uint64_t first_page, std::uint64_t count, bool mark
                       [&](Region& region, std::uint64_t at, std::uint64_t length) -> Failure {
                         const std::uint64_t first = at / kPageBytes;
                         const std::uint64_t pages = length / kPageBytes;
-                        if (Failure failure = shared_.memory.Remove(region, first, pages)) return failure;
-                        for (std::uint64_t page = first; mark_dirty && page < first + pages; ++page) {
+                        if (Failure failure = shared_.memory.Remove(region, first, pages))
+                          return failure;
+                        for (std::uint64_t page = first; mark_dirty && page < first + pages;
+                             ++page) {
                           if (shared_.track) SetBit(region.vmm, page);
                         }
                         return std::nullopt;
@@ -334,7 +345,8 @@ Failure Machine::SetReadable(std::uint64_t page, bool readable) {
 
 Failure Machine::AddRegion(const RegionSpec& spec) {
   const Quiet quiet(*this);
-  if (Failure failure = shared_.memory.AddRegion(spec, Backing::kAnonymous, -1, huge_)) return failure;
+  if (Failure failure = shared_.memory.AddRegion(spec, Backing::kAnonymous, -1, huge_))
+    return failure;
   Failure failure = backend_->AddRegion(*shared_.memory.regions().back());
   if (failure) shared_.memory.DropLastRegion();
   return failure;

@@ -1,5 +1,5 @@
-// One virtual machine: guest RAM, the device window, the backend that runs the guest, dirty sets and
-// epochs. Every method is called from one thread (the VMM's API thread); none throws.
+// One virtual machine: guest RAM, the device window, the backend that runs the guest, dirty sets
+// and epochs. Every method is called from one thread (the VMM's API thread); none throws.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct MachineOptions {
   bool track = false;
   bool huge = false;
   Backing backing = Backing::kAnonymous;
-  std::string memory_path;                // the memory file for kFile, the handler's socket for kUffd
-  std::vector<std::uint8_t> saved_vcpu;   // from SaveVcpu, or empty
-  std::vector<std::uint8_t> saved_window; // from SaveWindow, or empty
+  std::string memory_path;  // the memory file for kFile, the handler's socket for kUffd
+  std::vector<std::uint8_t> saved_vcpu;    // from SaveVcpu, or empty
+  std::vector<std::uint8_t> saved_window;  // from SaveWindow, or empty
 };
 
 // What the guest shall do. Page indexes are image pages.
@@ -107,6 +107,8 @@ class Machine {
   void UnparkNow();
   template <typename Piece>
   Failure ForEachPiece(std::uint64_t image_offset, std::uint64_t bytes, Piece piece);
+  Failure PlaceList(const Program& program, std::uint64_t count, ProgramPlaced& placed);
+  bool PlaceRange(const Program& program, ProgramPlaced& placed);
   Failure WriteDevicePage(std::uint64_t image_page, const Program& program);
 
   Shared shared_;

@@ -73,7 +73,8 @@ class ThreadBackend final : public Backend {
       if (want_parked_.load(std::memory_order_relaxed)) {
         parked_ = true;
         changed_.notify_all();
-        changed_.wait(lock, [this] { return stop_ || !want_parked_.load(std::memory_order_relaxed); });
+        changed_.wait(lock,
+                      [this] { return stop_ || !want_parked_.load(std::memory_order_relaxed); });
         parked_ = false;
         continue;
       }
@@ -88,7 +89,8 @@ class ThreadBackend final : public Backend {
     }
   }
 
-  // One turn of the guest's main loop; false when there is nothing to do. Same steps as test/guest.S.
+  // One turn of the guest's main loop; false when there is nothing to do. Same steps as
+  // test/guest.S.
   bool Turn() {
     Mailbox& box = shared_.mailbox();
     const std::uint64_t now = MonotonicNs();

@@ -32,7 +32,8 @@ Failure Register(const GuestMemory& memory, const UffdLink& link, std::string& m
     request.range.start = reinterpret_cast<std::uint64_t>(region->host);
     request.range.len = region->bytes;
     request.mode = UFFDIO_REGISTER_MODE_MISSING;
-    if (ioctl(link.uffd, UFFDIO_REGISTER, &request) != 0) return FailErrno("UFFDIO_REGISTER", errno);
+    if (ioctl(link.uffd, UFFDIO_REGISTER, &request) != 0)
+      return FailErrno("UFFDIO_REGISTER", errno);
     if (mappings.size() > 1) mappings += ',';
     mappings += "{\"base_host_virt_addr\":" + std::to_string(request.range.start) +
                 ",\"size\":" + std::to_string(region->bytes) +
@@ -61,7 +62,8 @@ Failure Send(const UffdLink& link, const std::string& mappings) {
   std::memcpy(CMSG_DATA(header), &link.uffd, sizeof(int));
   const ssize_t sent = sendmsg(link.socket, &message, MSG_NOSIGNAL);
   if (sent < 0) return FailErrno("Cannot send the userfaultfd", errno);
-  if (static_cast<std::size_t>(sent) != mappings.size()) return "The userfaultfd message was cut short";
+  if (static_cast<std::size_t>(sent) != mappings.size())
+    return "The userfaultfd message was cut short";
   return std::nullopt;
 }
 

@@ -18,7 +18,7 @@ const machineConfigPatch = machineConfig
   .partial();
 const anyObject = z.record(z.string(), z.unknown());
 
-/** Devices that an orchestrator configures and this VM does not have: stored, shown, without effect. */
+/** Devices that orchestrators configure and this VM does not have: stored, without effect. */
 const acceptedPaths = [
   '/drives/:id',
   '/network-interfaces/:id',

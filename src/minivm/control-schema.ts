@@ -31,7 +31,7 @@ export type PageChoice = z.input<typeof pageChoice>;
 
 export const programBody = z.strictObject({
   pages: pageChoice,
-  /** `random`: different in every page, pass and seed. `zero`, `constant`: `value` in every word. */
+  /** `random`: different in every page, pass and seed. `constant`: `value` in every word. */
   fill: z.enum(['random', 'zero', 'constant', 'read']).default('random'),
   /** Seed of `random`, or the word of `constant`. */
   value: z.int().min(0).max(0xffffffff).default(1),

@@ -5,8 +5,8 @@ import type { Guest } from './guest.ts';
 import type { PageSet } from './native.ts';
 
 /**
- * Page ranges of a set, in AgentENV's shape. Numbers are bare and have all their digits. With tracking
- * off, the dirty set is the resident pages. Reading clears nothing.
+ * Page ranges of a set, in AgentENV's shape. Numbers are bare and have all their digits. With
+ * tracking off, the dirty set is the resident pages. Reading clears nothing.
  */
 export function rangesAnswer(c: Context, guest: Guest, set: PageSet): Response {
   const vm = guest.vm;

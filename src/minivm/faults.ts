@@ -27,7 +27,7 @@ async function operationOf(c: Context): Promise<Operation> {
   return ['/', '/version', '/machine-config', '/vm/config'].includes(path) ? 'describe' : 'other';
 }
 
-/** Scripted faults of the VMM's API, and the log of the requests it got. Control requests see neither. */
+/** Scripted faults of the VMM's API, and the log of its requests; `/minivm` is exempt from both. */
 export class ScriptedFaults {
   readonly requests: LoggedRequest[] = [];
   #armed: { readonly rule: FaultRule; seen: number }[] = [];

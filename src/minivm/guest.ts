@@ -54,7 +54,7 @@ export class Guest {
     track_dirty_pages: false,
     huge_pages: 'None',
   };
-  /** What pre-boot requests stored, by path; shown in `GET /vm/config`, otherwise without effect. */
+  /** What pre-boot requests stored, by path: shown in `GET /vm/config`, without effect. */
   readonly stored = new Map<string, unknown>();
   /** Boot-specific resources were configured: a snapshot can no longer be loaded. */
   configured = false;
@@ -138,7 +138,7 @@ export class Guest {
     this.#paused = false;
   }
 
-  /** Writes the state file, and the memory file if `memFilePath` is given (which resets the dirty set). */
+  /** Writes the state file; with `memFilePath` also the memory file, which resets the dirty set. */
   snapshot(type: 'Full' | 'Diff', statePath: string, memFilePath: string | undefined): void {
     const vm = this.pausedVm;
     const rows = vm.regions();
@@ -172,14 +172,16 @@ export class Guest {
     this.requireNotStarted();
     if (this.configured) {
       throw new VmmFault(
-        'Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.',
+        'Load snapshot error: Loading a microVM snapshot not allowed after configuring ' +
+          'boot-specific resources.',
       );
     }
     this.broken = true;
     const { header, vcpu, window } = readState(request.snapshotPath);
     if (header.backend !== this.backend) {
       throw new VmmFault(
-        `Load snapshot error: the snapshot is of a ${header.backend} guest, this VMM runs ${this.backend}`,
+        `Load snapshot error: the snapshot is of a ${header.backend} guest, ` +
+          `this VMM runs a ${this.backend} guest`,
       );
     }
     const regions = header.regions.map((region) => ({

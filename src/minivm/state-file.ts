@@ -4,9 +4,10 @@ import { z } from 'zod';
 import { VmmFault } from './answer.ts';
 
 /**
- * The VM state file, little-endian: magic (8 bytes), version (u32), header length (u32), header (JSON),
- * the vCPU as its backend saved it, the device window (mailbox with the guest's counter and progress,
- * pace, page list), and the SHA-256 of everything before it. Nothing in it is trusted before that fits.
+ * The VM state file, little-endian: magic (8 bytes), version (u32), header length (u32), header
+ * (JSON), the vCPU as its backend saved it, the device window (mailbox with the guest's counter and
+ * progress, pace, page list), and the SHA-256 of everything before it, checked before any of it is
+ * believed.
  */
 const MAGIC = 'VARVEMVM';
 const VERSION = 1;
