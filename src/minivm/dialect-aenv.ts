@@ -1,0 +1,32 @@
+import type { Context, Hono } from 'hono';
+import { PAGE_BYTES } from '../units.ts';
+import { jsonText } from './answer.ts';
+import type { Guest } from './guest.ts';
+import type { PageSet } from './native.ts';
+
+/**
+ * Page ranges of a set, in AgentENV's shape. Numbers are bare and have all their digits. With
+ * tracking off, the dirty set is the resident pages. Reading clears nothing.
+ */
+export function rangesAnswer(c: Context, guest: Guest, set: PageSet): Response {
+  const vm = guest.vm;
+  const rows = vm.runs(set);
+  const ranges: string[] = [];
+  for (let i = 0; i < rows.length; i += 3) {
+    ranges.push(
+      `{"base_host_virt_addr":${rows[i]},"image_offset":${rows[i + 1]},"length":${rows[i + 2]}}`,
+    );
+  }
+  const regions = vm.regions();
+  let memoryBytes = 0n;
+  for (let i = 3; i < regions.length; i += 4) memoryBytes += regions[i] ?? 0n;
+  return jsonText(
+    c,
+    `{"page_size":${PAGE_BYTES},"memory_size":${memoryBytes},"ranges":[${ranges.join(',')}]}`,
+  );
+}
+
+/** What AgentENV's Firecracker adds. */
+export function aenvRoutes(app: Hono, guest: Guest): void {
+  app.get('/vm/dirty-memory-ranges', (c) => rangesAnswer(c, guest, 'dirty'));
+}

@@ -1,0 +1,31 @@
+import type { Hono } from 'hono';
+import { PAGE_BYTES } from '../units.ts';
+import { jsonText } from './answer.ts';
+import type { Guest } from './guest.ts';
+
+/** Words as a JSON array, each with all its digits. */
+const words = (bits: BigUint64Array): string => `[${bits.join(',')}]`;
+
+/**
+ * What E2B's Firecracker adds. A bitmap has one bit per page, least significant first, each region
+ * padded to a whole 64-bit word. Bitmaps need a paused VM; reading them clears nothing.
+ */
+export function e2bRoutes(app: Hono, guest: Guest): void {
+  app.get('/memory/mappings', (c) => {
+    const rows = guest.vm.regions();
+    const mappings: string[] = [];
+    for (let i = 0; i < rows.length; i += 4) {
+      mappings.push(
+        `{"base_host_virt_addr":${rows[i + 1]},"size":${rows[i + 3]},` +
+          `"offset":${rows[i + 2]},"page_size":${PAGE_BYTES}}`,
+      );
+    }
+    return jsonText(c, `{"mappings":[${mappings.join(',')}]}`);
+  });
+  app.get('/memory', (c) => {
+    const vm = guest.pausedVm;
+    const resident = vm.bits('resident');
+    return jsonText(c, `{"resident":${words(resident)},"empty":${words(vm.bits('empty'))}}`);
+  });
+  app.get('/memory/dirty', (c) => jsonText(c, `{"bitmap":${words(guest.pausedVm.bits('dirty'))}}`));
+}
