@@ -1,0 +1,201 @@
+/**
+ * What the API takes and gives, as schemas. Ids are bounded here; what they mean is checked
+ * below.
+ */
+import { z } from '@hono/zod-openapi';
+import { stageNames } from '../capture/types.ts';
+
+/** Names that people choose: VMs, volumes, nodes. */
+export const nameSchema = z
+  .string()
+  .regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/, 'must be 1 to 128 of A-Z a-z 0-9 . _ -');
+/** An id or an alias, as it can stand in a path. */
+export const referenceSchema = z.string().min(1).max(256);
+export const pathSchema = z.string().min(1).max(4096);
+const timeMs = z.int().min(0);
+const sizeBytes = z.int().min(0);
+
+const trackingMode = z.enum(['mincore', 'dirty', 'pagemap']);
+const resumeAfter = z.enum(['publish', 'commit', 'copy']);
+const dedup = z.enum(['auto', 'off', 'parent']);
+const failureSchema = z.object({ kind: z.string(), message: z.string() });
+
+export const attachSchema = z
+  .strictObject({
+    socketPath: pathSchema,
+    vmId: nameSchema.optional(),
+    trackingMode: trackingMode.optional(),
+    launchParent: referenceSchema.optional(),
+  })
+  .openapi('Attach');
+
+export const vmSchema = z
+  .object({
+    vmId: z.string(),
+    socketPath: z.string(),
+    pid: z.int(),
+    dialect: z.enum(['firecracker', 'aenv', 'e2b']),
+    vmmVersion: z.string(),
+    trackingMode,
+    epoch: z.int(),
+    memoryParent: z.string().nullable(),
+    launchParent: z.string().nullable(),
+    chainDepth: z.int(),
+    imageBytes: sizeBytes.nullable(),
+    pausedByUs: z.boolean(),
+    captureId: z.string().nullable(),
+    state: z.enum(['attached', 'gone']),
+  })
+  .openapi('Vm');
+
+export const captureRequestSchema = z
+  .strictObject({
+    resumeAfter: resumeAfter.optional(),
+    dedup: dedup.optional(),
+    alias: referenceSchema.optional(),
+    pauseDeadlineMs: z.int().min(10).max(3_600_000).optional(),
+  })
+  .openapi('CaptureRequest');
+
+const stageSchema = z.object({
+  stage: z.enum(stageNames),
+  startedMs: z.number(),
+  endedMs: z.number(),
+  busyMs: z.number(),
+  frozenMs: z.number(),
+  items: z.int(),
+  bytes: sizeBytes,
+});
+
+const resultSchema = z.object({
+  snapshotId: z.string(),
+  layer: z.string(),
+  predecessor: z.string().nullable(),
+  digest: z.string(),
+  layerBytes: sizeBytes,
+  dataBytes: sizeBytes,
+  zeroedBytes: sizeBytes,
+  selectedPages: z.int(),
+  deduplicatedPages: z.int(),
+  zeroPages: z.int(),
+  imageBytes: sizeBytes,
+  chainDepth: z.int(),
+  epoch: z.int(),
+  selection: z.enum(['epoch', 'cumulative', 'widened']),
+  selectionReason: z.string().nullable(),
+  frozenMs: z.number(),
+  totalMs: z.number(),
+  resumeAfter,
+});
+
+export const captureSchema = z
+  .object({
+    captureId: z.string(),
+    vmId: z.string(),
+    status: z.enum(['running', 'committed', 'published', 'aborted']),
+    stage: z.enum(stageNames).nullable(),
+    createdAtMs: timeMs,
+    endedAtMs: timeMs.nullable(),
+    result: resultSchema.nullable(),
+    stages: z.array(stageSchema).readonly(),
+    failure: failureSchema.nullable(),
+    vmRunning: z.boolean().nullable(),
+  })
+  .openapi('Capture');
+
+export const forkRequestSchema = captureRequestSchema
+  .extend({
+    children: z
+      .array(z.strictObject({ socketPath: pathSchema, vmId: nameSchema.optional() }))
+      .min(1)
+      .max(64),
+  })
+  .openapi('ForkRequest');
+
+export const forkSchema = z
+  .object({
+    capture: captureSchema,
+    children: z
+      .array(
+        z.object({
+          socketPath: z.string(),
+          vm: vmSchema.nullable(),
+          failure: failureSchema.nullable(),
+        }),
+      )
+      .readonly(),
+  })
+  .openapi('Fork');
+
+const artifactSchema = z.object({
+  key: z.string(),
+  kind: z.enum(['layer', 'manifest', 'vm-state', 'export', 'other']),
+  digest: z.string(),
+  sizeBytes,
+});
+
+export const snapshotSchema = z
+  .object({
+    id: z.string(),
+    state: z.enum(['active', 'retired']),
+    contentId: z.string(),
+    sourceVm: z.string(),
+    nodeId: z.string(),
+    createdAtMs: timeMs,
+    retiredAtMs: timeMs.nullable(),
+    invalidReason: z.string().nullable(),
+    aliases: z.array(z.string()).readonly(),
+  })
+  .openapi('Snapshot');
+
+export const contentSchema = z
+  .object({
+    id: z.string(),
+    manifest: artifactSchema,
+    heads: z.array(z.object({ role: z.string(), layer: z.string() })).readonly(),
+    artifacts: z.array(z.object({ name: z.string(), artifact: artifactSchema })).readonly(),
+  })
+  .openapi('Content');
+
+export const layerSchema = z
+  .object({
+    uuid: z.string(),
+    predecessor: z.string().nullable(),
+    virtualBytes: sizeBytes,
+    depth: z.int(),
+    artifact: artifactSchema,
+    createdAtMs: timeMs,
+  })
+  .openapi('Layer');
+
+export const holdSchema = z
+  .object({
+    id: z.string(),
+    contentId: z.string().nullable(),
+    nodeId: z.string().nullable(),
+    purpose: z.string(),
+    createdAtMs: timeMs,
+    releasedAtMs: timeMs.nullable(),
+  })
+  .openapi('Hold');
+
+export const volumeSchema = z
+  .object({
+    id: z.string(),
+    contentId: z.string(),
+    version: z.int(),
+    createdAtMs: timeMs,
+    switchedAtMs: timeMs,
+  })
+  .openapi('Volume');
+
+/** A JSON body that must be there: without `required`, a missing content type would skip checks. */
+export const jsonBody = <T extends z.ZodType>(schema: T) => ({
+  required: true as const,
+  content: { 'application/json': { schema } },
+});
+
+export const jsonAnswer = <T extends z.ZodType>(schema: T, description: string) => ({
+  description,
+  content: { 'application/json': { schema } },
+});
