@@ -1,6 +1,6 @@
 /**
- * The VMM's address space as the kernel tells it (`/proc/pid/maps`): what backs each part of the guest's
- * memory, and where the regions are when the VMM itself does not say.
+ * The VMM's address space as the kernel tells it (`/proc/pid/maps`): what backs each part of the
+ * guest's memory, and where the regions are when the VMM itself does not say.
  */
 import { readFile } from 'node:fs/promises';
 import type { MemoryLayout, MemoryRegion } from '../memory.ts';
@@ -22,9 +22,9 @@ export interface Vma {
 }
 
 /**
- * What a page that is not there reads: `anonymous` zero, `file` the file's bytes, `faulted` whatever a
- * page-fault handler (userfaultfd) gives it. Of `shared` memory a page may exist without being in this
- * process's page table.
+ * What a page that is not there reads: `anonymous` zero, `file` the file's bytes, `faulted`
+ * whatever a page-fault handler (userfaultfd) gives it. Of `shared` memory a page may exist without
+ * being in this process's page table.
  */
 export type Backing = 'anonymous' | 'file' | 'faulted' | 'shared';
 
@@ -40,7 +40,10 @@ export async function readVmas(pid: number): Promise<Result<readonly Vma[], VmmE
   return text.ok ? ok(parseMaps(text.value)) : text;
 }
 
-/** Address ranges that are registered for page faults by userfaultfd. Reading them walks page tables. */
+/**
+ * Address ranges that are registered for page faults by userfaultfd. Reading them walks page
+ * tables.
+ */
 export async function readFaultedRanges(
   pid: number,
 ): Promise<Result<readonly { readonly start: bigint; readonly end: bigint }[], VmmError>> {
@@ -168,9 +171,10 @@ export function writableRuns(vmas: readonly Vma[]): readonly WritableRun[] {
 }
 
 /**
- * The layout of a VM that was restored from a memory file: private mappings of one file whose offsets
- * are the image's. Parts that were replaced by anonymous memory (removed by a balloon) are filled in
- * where their neighbours leave one way to do it. Null where there is none, or more than one.
+ * The layout of a VM that was restored from a memory file: private mappings of one file whose
+ * offsets are the image's. Parts that were replaced by anonymous memory (removed by a balloon) are
+ * filled in where their neighbours leave one way to do it. Null where there is none, or more than
+ * one.
  */
 export function fileLayout(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
   const byFile = new Map<string, Vma[]>();
@@ -213,8 +217,8 @@ function mergeByDelta(vmas: readonly Vma[]): Span[] {
 
 /**
  * Regions that tile the image, from what is known of each: a span in it and the writable run around
- * that span. A boundary between two regions must be where one run ends or the next begins, and the two
- * must agree. Null where the runs leave it open.
+ * that span. A boundary between two regions must be where one run ends or the next begins, and the
+ * two must agree. Null where the runs leave it open.
  */
 export function completeSpans(
   spans: readonly Span[],

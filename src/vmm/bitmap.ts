@@ -1,4 +1,7 @@
-/** Page bitmaps: one bit per 4 KiB page of the image, least significant first, in whole 64-bit words. */
+/**
+ * Page bitmaps: one bit per 4 KiB page of the image, least significant first, in whole 64-bit
+ * words.
+ */
 import type { PageBitmap } from '../memory.ts';
 import { bitmapAnd, bitmapAndNot, bitmapCount, bitmapOr } from '../native/guest.ts';
 import { pageCount, type PageCount } from '../units.ts';
@@ -61,7 +64,7 @@ export function setPages(bits: Uint8Array, first: number, count: number): void {
 }
 
 function setPage(bits: Uint8Array, page: number): void {
-  // Not `>>>`: page numbers pass 2^32 only for images of 16 TiB, but bit operators would not say so.
+  // Not `>> 3`: bit operators cut page numbers at 2^31 without saying so.
   const byte = Math.floor(page / 8);
   bits[byte] = (bits[byte] ?? 0) | (1 << (page % 8));
 }

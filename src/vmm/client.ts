@@ -1,7 +1,8 @@
 /**
- * The Firecracker API over its Unix socket: each call a question with a time-out and a checked answer.
- * Once it is bound to an identity it talks to no other process, and a request that fails because the VM
- * is gone says so. A request that timed out may still take effect: its outcome is unknown.
+ * The Firecracker API over its Unix socket: each call a question with a time-out and a checked
+ * answer. Once it is bound to an identity it talks to no other process, and a request that fails
+ * because the VM is gone says so. A request that timed out may still take effect: its outcome is
+ * unknown.
  */
 import { err, ok, type Result } from '../result.ts';
 import type { z } from 'zod';

@@ -1,6 +1,7 @@
 /**
  * The answer to `GET /vm/dirty-memory-ranges` (dialect `aenv`): `{page_size, memory_size, ranges:
- * [{base_host_virt_addr, image_offset, length}]}`, each range within one memory region. Sizes in bytes.
+ * [{base_host_virt_addr, image_offset, length}]}`, each range within one memory region. Sizes in
+ * bytes.
  */
 import type { PageBitmap } from '../memory.ts';
 import { bitmapCount } from '../native/guest.ts';
@@ -171,7 +172,9 @@ class RangeCollector {
   }
 }
 
-/** Spans of different regions must not interleave: then their host addresses contradict each other. */
+/**
+ * Spans of different regions must not interleave: then their host addresses contradict each other.
+ */
 function checkedSpans(scan: JsonScanner, growing: readonly GrowingSpan[]): MappedSpan[] {
   const spans = growing
     .map((span) => ({

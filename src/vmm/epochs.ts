@@ -1,4 +1,6 @@
-/** The VMM's own epochs (docs/vmm-epochs.md): begin, commit and abort of a dirty set, in the VMM. */
+/**
+ * The VMM's own epochs (docs/vmm-epochs.md): begin, commit and abort of a dirty set, in the VMM.
+ */
 import type { Result } from '../result.ts';
 import type { VmmError } from './errors.ts';
 

@@ -1,6 +1,8 @@
 import { Failure, err, type FailureDetail, type Result } from '../result.ts';
 
-/** Every way a VMM can fail us. Stable: the API, the metrics and the job records carry these names. */
+/**
+ * Every way a VMM can fail us. Stable: the API, the metrics and the job records carry these names.
+ */
 export type VmmErrorKind =
   | 'vmm-unreachable'
   | 'vmm-not-a-vmm'

@@ -1,7 +1,8 @@
 /**
- * JSON with exact integers. `JSON.parse` rounds what does not fit a double; a host address or a bitmap
- * word that is rounded reads other memory, silently. Here an integer is a number when that is exact,
- * else a bigint, and anything else that is written as a number (1.5, 1e3, -0) stays as its text.
+ * JSON with exact integers. `JSON.parse` rounds what does not fit a double; a host address or a
+ * bitmap word that is rounded reads other memory, silently. Here an integer is a number when that
+ * is exact, else a bigint, and anything else that is written as a number (1.5, 1e3, -0) stays as
+ * its text.
  */
 import { parse, stringify } from 'lossless-json';
 import { z } from 'zod';

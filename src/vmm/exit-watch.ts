@@ -1,6 +1,7 @@
 /**
- * Notices that watched processes exited, within 100 ms: one timer for all of them, running only while
- * somebody waits, polling each pidfd (a microsecond each). Node's event loop cannot poll a pidfd itself.
+ * Notices that watched processes exited, within 100 ms: one timer for all of them, running only
+ * while somebody waits, polling each pidfd (a microsecond each). Node's event loop cannot poll a
+ * pidfd itself.
  */
 import { pidfdExited } from '../native/guest.ts';
 

@@ -1,6 +1,7 @@
 /**
- * Whether a file system keeps holes as fine as a page. Where it allocates larger records, a written page
- * drags its neighbours into "data", and those read zero: a capture would store zeroes over good bytes.
+ * Whether a file system keeps holes as fine as a page. Where it allocates larger records, a written
+ * page drags its neighbours into "data", and those read zero: a capture would store zeroes over
+ * good bytes.
  */
 import { randomBytes } from 'node:crypto';
 import { open, stat, rm } from 'node:fs/promises';

@@ -1,9 +1,10 @@
 /**
- * The source of dialect `firecracker` (upstream): `snapshot/create` writes the VM state together with a
- * memory file, whose data extents are the set and whose bytes are the bytes. With dirty tracking they are
- * the pages written since the last snapshot, and writing them forgets them; without, the pages that
- * mincore calls resident. Where the guest's memory can be found in the VMM's address space, the page
- * tables are asked as well: about removed pages, and for the modes that the file cannot serve.
+ * The source of dialect `firecracker` (upstream): `snapshot/create` writes the VM state together
+ * with a memory file, whose data extents are the set and whose bytes are the bytes. With dirty
+ * tracking they are the pages written since the last snapshot, and writing them forgets them;
+ * without, the pages that mincore calls resident. Where the guest's memory can be found in the
+ * VMM's address space, the page tables are asked as well: about removed pages, and for the modes
+ * that the file cannot serve.
  */
 import { open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -122,8 +123,8 @@ export class FileSource implements DirtySource {
     if (found.imageBytes !== imageBytes) {
       const { socketPath } = this.#client;
       const message =
-        `the memory layout of the VM at ${socketPath} changed: it has ${imageBytes} bytes of memory ` +
-        `now, ${found.imageBytes} before`;
+        `the memory layout of the VM at ${socketPath} changed: it has ${imageBytes} bytes of ` +
+        `memory now, ${found.imageBytes} before`;
       orFail(err(vmmError('layout-changed', message, { socketPath })));
     }
     return { layout: orFail(this.#view.adopt(found)), mapped: true };
@@ -147,8 +148,8 @@ export class FileSource implements DirtySource {
   #notFound(): VmmError {
     const { socketPath } = this.#client;
     const message =
-      `the memory of the VM at ${socketPath} was not found in its address map, which tracking mode ` +
-      `${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here: use mode dirty`;
+      `the memory of the VM at ${socketPath} was not found in its address map, which tracking ` +
+      `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here: use mode dirty`;
     return vmmError('layout-unknown', message, { socketPath });
   }
 

@@ -76,24 +76,26 @@ export class GuestView {
   }
 }
 
-/** For mode `mincore`: pages that are there. Memory shared with others cannot be told from outside. */
+/**
+ * For mode `mincore`: pages that are there. Memory shared with others cannot be told from outside.
+ */
 export function residentPages(view: PageView, socketPath: string): Result<PageView, VmmError> {
   const shared = pagesBacked(view.layout, view.spans, ['shared']);
   if (isEmptyBitmap(shared)) return ok(view);
   const message =
-    `the memory of the VM at ${socketPath} is shared with other processes, so its page table does ` +
-    'not say which pages exist: use tracking mode dirty';
+    `the memory of the VM at ${socketPath} is shared with other processes, so its page table ` +
+    'does not say which pages exist: use tracking mode dirty';
   return err(vmmError('tracking-unsupported', message, { socketPath }));
 }
 
 /**
- * For mode `pagemap`: the pages that are the VM's own. Only of a VM that was restored from a file: of
- * other memory every page is.
+ * For mode `pagemap`: the pages that are the VM's own. Only of a VM that was restored from a file:
+ * of other memory every page is.
  */
 export function ownPages(view: PageView, socketPath: string): Result<PageView, VmmError> {
   if (view.spans.some((span) => span.backing === 'file')) return residentPages(view, socketPath);
   const message =
-    `the memory of the VM at ${socketPath} is not a private mapping of a memory file, so tracking ` +
-    'mode pagemap cannot tell what was written: use tracking mode dirty or mincore';
+    `the memory of the VM at ${socketPath} is not a private mapping of a memory file, so ` +
+    'tracking mode pagemap cannot tell what was written: use tracking mode dirty or mincore';
   return err(vmmError('tracking-unsupported', message, { socketPath }));
 }

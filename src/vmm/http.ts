@@ -1,6 +1,7 @@
 /**
- * One HTTP request over a Unix socket, on a connection of its own. It always ends: by an answer, by an
- * error, by its time-out, or by its signal. What a hostile peer sends is bounded by `answerBytesMax`.
+ * One HTTP request over a Unix socket, on a connection of its own. It always ends: by an answer, by
+ * an error, by its time-out, or by its signal. What a hostile peer sends is bounded by
+ * `answerBytesMax`.
  */
 import { stat } from 'node:fs/promises';
 import { request as httpRequest, type ClientRequest, type IncomingMessage } from 'node:http';
@@ -17,7 +18,10 @@ export interface VmmRequest {
   readonly timeoutMs: number;
   /** A longer answer is refused as soon as it is. */
   readonly answerBytesMax: number;
-  /** Only the status and the first bytes matter: past `answerBytesMax` the rest is dropped, not refused. */
+  /**
+   * Only the status and the first bytes matter: past `answerBytesMax` the rest is dropped, not
+   * refused.
+   */
   readonly truncate?: boolean;
 }
 

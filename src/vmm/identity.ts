@@ -55,7 +55,7 @@ export function identify(socketPath: string): Result<ProcessIdentity, VmmError> 
   const held = started.error === 0 && again.error === 0 && again.pid === peer.pid;
   if (!held || pidfdExited(opened.fd)) {
     closeFd(opened.fd);
-    const message = `the process behind ${socketPath} (pid ${peer.pid}) exited while it was looked at`;
+    const message = `the process behind ${socketPath} (pid ${peer.pid}) exited just now`;
     return err(vmmError('vm-exited', message, { socketPath }));
   }
   return ok(

@@ -1,4 +1,6 @@
-/** Memory layouts: which part of the image is where in the VMM's address space, checked before use. */
+/**
+ * Memory layouts: which part of the image is where in the VMM's address space, checked before use.
+ */
 import type { MemoryLayout, MemoryRegion } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
 import { PAGE_BYTES, bytes } from '../units.ts';

@@ -33,7 +33,7 @@ export function openDirtySource(options: OpenSourceOptions): Result<DirtySource,
   }
   if (hugePages(facts) && mode !== 'dirty') {
     const { socketPath } = client;
-    const message = `tracking mode ${mode} does not work with huge pages (${socketPath}): use dirty`;
+    const message = `tracking mode ${mode} cannot see huge pages (${socketPath}): use dirty`;
     return err(vmmError('tracking-unsupported', message, { socketPath }));
   }
   const deps = { client, facts, identity, epochs: null };

@@ -1,7 +1,7 @@
 /**
- * The answers to `GET /memory/mappings`, `/memory` and `/memory/dirty` (dialect `e2b`): bitmaps as arrays
- * of 64-bit words, least significant bit first, one bit per page of each region's own page size, each
- * region starting at a new word, in the order of the mappings.
+ * The answers to `GET /memory/mappings`, `/memory` and `/memory/dirty` (dialect `e2b`): bitmaps as
+ * arrays of 64-bit words, least significant bit first, one bit per page of each region's own page
+ * size, each region starting at a new word, in the order of the mappings.
  */
 import type { MemoryLayout, MemoryRegion, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
@@ -66,8 +66,8 @@ function isPageSize(size: number): boolean {
 
 /**
  * Reads the bitmaps named by `fields` from one answer, as bits per 4 KiB page of the image.
- * @throws Failure<VmmError> `vmm-bad-answer` when one is missing, too short, too long, or has bits set
- *   past the end of a region
+ * @throws Failure<VmmError> `vmm-bad-answer` when one is missing, too short, too long, or has bits
+ *   set past the end of a region
  */
 export function decodePageBits<Field extends string>(
   text: Uint8Array,

@@ -1,6 +1,6 @@
 /**
- * What a VMM is and can do, found out by asking. Firecracker has no list of capabilities, but says of
- * an unknown path that it is unknown, whatever state the VM is in.
+ * What a VMM is and can do, found out by asking. Firecracker has no list of capabilities, but says
+ * of an unknown path that it is unknown, whatever state the VM is in.
  */
 import { err, ok, type Result } from '../result.ts';
 import { instanceInfo, type MachineConfig, type RunState } from './answers.ts';
@@ -139,7 +139,10 @@ async function offers(
   return err(vmmError('vmm-refused', message, { socketPath: client.socketPath, status, fault }));
 }
 
-/** Firecracker answers 400 to both an unknown path and a known one that is not due; only the words differ. */
+/**
+ * Firecracker answers 400 to both an unknown path and a known one that is not due; only the words
+ * differ.
+ */
 function saysUnknownPath(fault: string): boolean {
   return /invalid request method and\/or path|unknown endpoint|no such endpoint|not found/i.test(
     fault,
@@ -147,8 +150,8 @@ function saysUnknownPath(fault: string): boolean {
 }
 
 /**
- * Turns on dirty tracking where that is still possible. Fine where it is on; `tracking-off` for a VM
- * that booted without it.
+ * Turns on dirty tracking where that is still possible. Fine where it is on; `tracking-off` for a
+ * VM that booted without it.
  */
 export async function enableTracking(
   client: VmmClient,
@@ -165,7 +168,7 @@ export async function enableTracking(
 
 export function trackingOff(socketPath: string): VmmError {
   const message =
-    `the VM at ${socketPath} runs with track_dirty_pages = false, so its dirty set would miss writes; ` +
-    'attach it before boot, load its snapshot with track_dirty_pages, or use tracking mode mincore';
+    `the VM at ${socketPath} runs with track_dirty_pages = false, so its dirty set would ` +
+    'miss writes; attach it before boot, load its snapshot with track_dirty_pages, or use tracking mode mincore';
   return vmmError('tracking-off', message, { socketPath });
 }

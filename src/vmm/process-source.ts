@@ -1,7 +1,7 @@
 /**
- * Sources whose bytes come from the VMM process (dialects `aenv` and `e2b`): the VMM says where its memory
- * is and, in mode `dirty`, what was written; in modes `mincore` and `pagemap` the page tables are asked
- * from outside, which sees swapped pages too.
+ * Sources whose bytes come from the VMM process (dialects `aenv` and `e2b`): the VMM says where its
+ * memory is and, in mode `dirty`, what was written; in modes `mincore` and `pagemap` the page
+ * tables are asked from outside, which sees swapped pages too.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
@@ -191,6 +191,6 @@ function anonymousLayout(
   if (regions !== null) return { regions };
   const message =
     `where the memory regions of the VM at ${socketPath} begin and end cannot be told from its ` +
-    `${ranges.spans.length} dirty runs and its address map; a VMM with GET /memory/mappings says it`;
+    `${ranges.spans.length} dirty runs and its address map; GET /memory/mappings would say it`;
   return orFail(err(vmmError('layout-unknown', message, { socketPath })));
 }

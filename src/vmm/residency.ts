@@ -1,7 +1,7 @@
 /**
- * Page tables seen from outside (PAGEMAP_SCAN): which pages of the guest are there, present or swapped,
- * and which are private to the VM. One question, one answer per page: nothing is declared clean by
- * combining two reads that the kernel may have moved pages between.
+ * Page tables seen from outside (PAGEMAP_SCAN): which pages of the guest are there, present or
+ * swapped, and which are private to the VM. One question, one answer per page: nothing is declared
+ * clean by combining two reads that the kernel may have moved pages between.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, pagemapScan } from '../native/guest.ts';

@@ -3,13 +3,12 @@
  * removals: a page that a balloon or free page reporting took away was written by nobody, yet reads
  * otherwise than the memory parent.
  *
- * | backing   | a page that is not there reads  | so it is                                             |
- * |-----------|---------------------------------|------------------------------------------------------|
- * | anonymous | zero                            | `zero`, where the parent has data                    |
- * | file      | the launch image                | selected, where a layer above the image stores it    |
- * | faulted   | what its fault handler gives    | selected, where a layer above the image stores it    |
- * | shared    | unknown: another process may    | left to the dirty set                                |
- * |           | have written it                 |                                                      |
+ * | backing   | a page that is not there reads | so it is                                      |
+ * |-----------|--------------------------------|-----------------------------------------------|
+ * | anonymous | zero                           | `zero`, where the parent has data             |
+ * | file      | the launch image               | selected, where a layer above that stores it  |
+ * | faulted   | what its fault handler gives   | selected, where a layer above that stores it  |
+ * | shared    | unknown: others may write it   | left to the dirty set                         |
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { bitmapAnd, bitmapAndNot, bitmapOr } from '../native/guest.ts';

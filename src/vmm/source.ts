@@ -1,11 +1,11 @@
 /**
- * Dirty-set sources: one object per attached VM that says which pages a capture must store, whatever the
- * VMM's dialect and the tracking mode. DESIGN §4 and §5.
+ * Dirty-set sources: one object per attached VM that says which pages a capture must store,
+ * whatever the VMM's dialect and the tracking mode. DESIGN §4 and §5.
  *
  * D1 A page whose bytes may differ from the memory parent is in `selected` or in `zero`.
  * D2 `selected` and `zero` share no page.
- * D3 A page that is not there is in `zero` only where it provably reads zero; else it is left to the
- *    parent, or selected.
+ * D3 A page that is not there is in `zero` only where it provably reads zero; else it is left to
+ *   the parent, or selected.
  * Tests: test/vmm/source.test.ts, test/vmm/removed.test.ts.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
@@ -35,7 +35,9 @@ export interface FetchRequest {
    * `unknown`: the worst is assumed, which is correct but selects more.
    */
   readonly parent: ParentPages | 'none' | 'unknown';
-  /** The epoch's dirty set was lost: select everything that may differ, whatever the bitmaps say. */
+  /**
+   * The epoch's dirty set was lost: select everything that may differ, whatever the bitmaps say.
+   */
   readonly widen?: boolean;
   readonly signal: AbortSignal;
 }
@@ -65,8 +67,8 @@ export interface DirtySource {
   /** The VMM's own epochs, where it has them and the mode can use them. */
   readonly epochs: VmmEpochs | null;
   /**
-   * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise have to
-   * while the VM is frozen, and refuses a layout that changed.
+   * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise
+   * have to while the VM is frozen, and refuses a layout that changed.
    */
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>>;
   /** The VM must be paused. Rejects with the signal's reason when aborted. */

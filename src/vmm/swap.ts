@@ -33,8 +33,8 @@ export function parseSwaps(text: string): SwapArea[] {
 }
 
 /**
- * Residency as the VMM sees it (mincore) calls a swapped page absent: its bytes would be lost. Refused
- * while the host has swap, unless the source sees swapped pages itself.
+ * Residency as the VMM sees it (mincore) calls a swapped page absent: its bytes would be lost.
+ * Refused while the host has swap, unless the source sees swapped pages itself.
  */
 export function checkSwap(
   areas: readonly SwapArea[],

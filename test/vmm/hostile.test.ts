@@ -135,7 +135,7 @@ test('an error of the server is reported with its words', async () => {
   expect(error).toMatchObject({ kind: 'vmm-refused', status: 500, fault: 'out of luck' });
 });
 
-test('a file that is no socket, a missing path and a path that is too long are told apart', async () => {
+test('a file that is no socket, a missing path and too long a path are told apart', async () => {
   const directory = await mkdtemp(join(tmpdir(), 'varve-vmm-'));
   const file = join(directory, 'file');
   await writeFile(file, '');

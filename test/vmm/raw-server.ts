@@ -54,7 +54,8 @@ export async function startRawServer(answer: Answerer): Promise<RawServer> {
 
 export function httpAnswer(status: number, body: string): string {
   const length = Buffer.byteLength(body);
-  return `HTTP/1.1 ${status} X\r\nContent-Type: application/json\r\nContent-Length: ${length}\r\n\r\n${body}`;
+  const head = `HTTP/1.1 ${status} X\r\nContent-Type: application/json\r\n`;
+  return `${head}Content-Length: ${length}\r\n\r\n${body}`;
 }
 
 /** Answers by path; an unknown path is refused as Firecracker does. */
