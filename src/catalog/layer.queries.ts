@@ -1,0 +1,116 @@
+/** Table `layer`: one row per sealed layer that something published, or a layer above, needs. */
+import { sql } from 'kysely';
+import type { ColumnType } from 'kysely';
+import type { ArtifactKey, Bytes, LayerUuid } from '../units.ts';
+import { toArtifact } from './artifact.queries.ts';
+import type { ArtifactFacts } from './artifact.queries.ts';
+import type { Layer } from './catalog.ts';
+import { chunks } from './database.ts';
+import type { Tx } from './database.ts';
+
+export interface LayerTable {
+  readonly uuid: ColumnType<LayerUuid, LayerUuid, never>;
+  readonly predecessor: ColumnType<LayerUuid | null, LayerUuid | null, never>;
+  readonly artifact_key: ColumnType<ArtifactKey, ArtifactKey, never>;
+  readonly virtual_bytes: ColumnType<Bytes, Bytes, never>;
+  readonly depth: ColumnType<number, number, never>;
+  readonly created_at_ms: ColumnType<number, number, never>;
+}
+
+interface LayerRow extends ArtifactFacts {
+  readonly uuid: LayerUuid;
+  readonly predecessor: LayerUuid | null;
+  readonly virtual_bytes: Bytes;
+  readonly depth: number;
+  readonly layer_created_at_ms: number;
+}
+
+const toLayer = (row: LayerRow): Layer => ({
+  uuid: row.uuid,
+  predecessor: row.predecessor,
+  virtualBytes: row.virtual_bytes,
+  depth: row.depth,
+  artifact: toArtifact(row),
+  createdAtMs: row.layer_created_at_ms,
+});
+
+const layersWithArtifacts = (tx: Tx) =>
+  tx.db
+    .selectFrom('layer')
+    .innerJoin('artifact', 'artifact.key', 'layer.artifact_key')
+    .select([
+      'layer.uuid',
+      'layer.predecessor',
+      'layer.virtual_bytes',
+      'layer.depth',
+      'layer.created_at_ms as layer_created_at_ms',
+      'artifact.key',
+      'artifact.kind',
+      'artifact.digest',
+      'artifact.size_bytes',
+    ]);
+
+export async function findLayers(tx: Tx, uuids: readonly LayerUuid[]): Promise<Layer[]> {
+  const found: Layer[] = [];
+  for (const some of chunks(uuids)) {
+    const rows = await layersWithArtifacts(tx).where('layer.uuid', 'in', some).execute();
+    found.push(...rows.map(toLayer));
+  }
+  return found;
+}
+
+/** Rows of `depth` carry what the transaction computed: predecessor's depth plus one. */
+export async function insertLayers(
+  tx: Tx,
+  layers: readonly Omit<Layer, 'createdAtMs'>[],
+): Promise<void> {
+  if (layers.length === 0) return;
+  await tx.db
+    .insertInto('layer')
+    .values(
+      layers.map(({ uuid, predecessor, artifact, virtualBytes, depth }) => ({
+        uuid,
+        predecessor,
+        artifact_key: artifact.key,
+        virtual_bytes: virtualBytes,
+        depth,
+        created_at_ms: tx.nowMs,
+      })),
+    )
+    .execute();
+}
+
+/** From the head down. Ends early only where a predecessor's row is missing, which foreign keys forbid. */
+export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
+  const rows = await tx.db
+    .withRecursive('chain', (db) =>
+      db
+        .selectFrom('layer')
+        .select(['layer.uuid', 'layer.predecessor', sql<number>`1`.as('step')])
+        .where('layer.uuid', '=', head)
+        .unionAll(
+          db
+            .selectFrom('layer')
+            .innerJoin('chain', 'chain.predecessor', 'layer.uuid')
+            .select(['layer.uuid', 'layer.predecessor', sql<number>`chain.step + 1`.as('step')])
+            .where('chain.step', '<=', 255),
+        ),
+    )
+    .selectFrom('chain')
+    .innerJoin('layer', 'layer.uuid', 'chain.uuid')
+    .innerJoin('artifact', 'artifact.key', 'layer.artifact_key')
+    .select([
+      'layer.uuid',
+      'layer.predecessor',
+      'layer.virtual_bytes',
+      'layer.depth',
+      'layer.created_at_ms as layer_created_at_ms',
+      'artifact.key',
+      'artifact.kind',
+      'artifact.digest',
+      'artifact.size_bytes',
+    ])
+    .orderBy('chain.step')
+    .execute();
+  return rows.map(toLayer);
+}

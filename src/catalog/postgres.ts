@@ -1,0 +1,151 @@
+/**
+ * The PostgreSQL dialect: a bounded pool, READ COMMITTED with explicit row locks, bounded waits.
+ *
+ * Conflicts that are retried: serialization failure, deadlock, lock timeout. A lost connection is retried
+ * once; a commit whose answer was lost is safe to run again, since every write is idempotent.
+ */
+import { Kysely, PostgresDialect, PostgresDriver, sql } from 'kysely';
+import type { DatabaseConnection, Driver, PostgresDialectConfig } from 'kysely';
+import pg from 'pg';
+import { Failure, systemCode } from '../result.ts';
+import { exactNumber } from '../units.ts';
+import type { DialectPort, StatementEvent, Verdict } from './database.ts';
+import type { CatalogError } from './errors.ts';
+import type { CatalogSchema } from './schema.ts';
+
+const columnTypes = { text: 'text COLLATE "C"', int8: 'bigint', suffix: '' };
+
+/** Key of the advisory lock that migrators take: "VARV" in ASCII. */
+const MIGRATION_LOCK = 0x56415256;
+
+export interface PostgresOptions {
+  readonly poolMax: number;
+  readonly connectTimeoutMs: number;
+  readonly statementTimeoutMs: number;
+  readonly lockTimeoutMs: number;
+  readonly onStatement?: ((event: StatementEvent) => void) | undefined;
+}
+
+const unavailable = (message: string): CatalogError => ({
+  kind: 'catalog-unavailable',
+  message: `PostgreSQL: ${message}`,
+});
+
+class GuardedDriver extends PostgresDriver {
+  override async acquireConnection(): Promise<DatabaseConnection> {
+    try {
+      return await super.acquireConnection();
+    } catch (error) {
+      throw new LostConnection(error);
+    }
+  }
+}
+
+class GuardedDialect extends PostgresDialect {
+  readonly #config: PostgresDialectConfig;
+  constructor(config: PostgresDialectConfig) {
+    super(config);
+    this.#config = config;
+  }
+  override createDriver(): Driver {
+    return new GuardedDriver(this.#config);
+  }
+}
+
+/** No connection could be had: the driver's errors for that carry no code of their own. */
+class LostConnection extends Error {
+  override readonly name = 'LostConnection';
+  constructor(cause: unknown) {
+    super(cause instanceof Error ? cause.message || String(systemCode(cause)) : String(cause), {
+      cause,
+    });
+  }
+}
+
+/** The driver's own parsers, by any type's number: its declaration lists only some. */
+const textParserOf = pg.types.getTypeParser as (oid: number, format?: string) => unknown;
+const INT8_OID: number = pg.types.builtins.INT8;
+
+/** int8 as a number that is exact, or an error: never a rounded one, never text. */
+function typeParser(oid: number, format?: 'text' | 'binary'): unknown {
+  if (oid === INT8_OID && format !== 'binary') {
+    return (text: string): number => exactNumber(BigInt(text), 'a database integer');
+  }
+  return textParserOf(oid, format);
+}
+
+export function openPostgres(url: string, options: PostgresOptions): DialectPort {
+  const pool = new pg.Pool({
+    connectionString: url,
+    max: options.poolMax,
+    connectionTimeoutMillis: options.connectTimeoutMs,
+    statement_timeout: options.statementTimeoutMs,
+    lock_timeout: options.lockTimeoutMs,
+    idle_in_transaction_session_timeout: 60_000,
+    application_name: 'varve',
+    types: { getTypeParser: typeParser as typeof pg.types.getTypeParser },
+  });
+  // An idle connection that breaks is dropped by the pool; the next user gets a new one.
+  pool.on('error', () => undefined);
+  const failedStatements = new WeakSet();
+  const kysely = new Kysely<CatalogSchema>({
+    dialect: new GuardedDialect({ pool }),
+    log: (event) => {
+      if (event.level === 'error' && event.error instanceof Error) {
+        failedStatements.add(event.error);
+      }
+      options.onStatement?.({
+        sql: event.query.sql,
+        durationMs: event.queryDurationMillis,
+        failed: event.level === 'error',
+      });
+    },
+  });
+  return {
+    name: 'postgres',
+    kysely,
+    rowLocks: true,
+    columnTypes,
+    migrationLock: sql`SELECT pg_advisory_xact_lock(${sql.lit(MIGRATION_LOCK)})`,
+    tableExists: (name) => sql`SELECT 1 WHERE to_regclass(${name}) IS NOT NULL`,
+    classify: (error) => classify(error, failedStatements),
+    close: () => kysely.destroy(),
+    freeReserve: () => Promise.resolve(false),
+    restoreReserve: () => Promise.resolve(),
+  };
+}
+
+const conflictCodes = new Set(['40001', '40P01', '55P03']);
+/** Classes: connection exception, and operator intervention but for query_canceled. */
+const isLost = (code: string): boolean =>
+  code.startsWith('08') || (code.startsWith('57') && code !== '57014') || code === '53300';
+
+function classify(error: unknown, failedStatements: WeakSet<object>): Verdict {
+  if (error instanceof LostConnection) {
+    return { kind: 'lost', error: unavailable(error.message) };
+  }
+  if (error instanceof Failure || !(error instanceof Error)) return { kind: 'foreign' };
+  const fromStatement = failedStatements.has(error);
+  if (!(error instanceof pg.DatabaseError)) {
+    // The driver's own errors (connection ended, socket error) come out of a statement, without SQLSTATE.
+    return fromStatement
+      ? { kind: 'lost', error: unavailable(error.message) }
+      : { kind: 'foreign' };
+  }
+  const code = error.code ?? '';
+  const message = `PostgreSQL: ${error.message} (${code})`;
+  if (conflictCodes.has(code))
+    return { kind: 'conflict', error: { kind: 'catalog-busy', message } };
+  if (code.startsWith('23')) {
+    return { kind: 'constraint', error: { kind: 'catalog-corrupt', message } };
+  }
+  if (isLost(code)) return { kind: 'lost', error: { kind: 'catalog-unavailable', message } };
+  if (code === '57014') return { kind: 'fatal', error: { kind: 'catalog-timeout', message } };
+  if (code === '53100') return { kind: 'fatal', error: { kind: 'catalog-full', message } };
+  if (code.startsWith('58')) return { kind: 'fatal', error: { kind: 'catalog-io', message } };
+  if (code.startsWith('XX')) return { kind: 'fatal', error: { kind: 'catalog-corrupt', message } };
+  if (code.startsWith('28') || code.startsWith('3D')) {
+    return { kind: 'fatal', error: { kind: 'catalog-unavailable', message } };
+  }
+  return { kind: 'foreign' };
+}

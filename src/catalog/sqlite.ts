@@ -1,0 +1,196 @@
+/**
+ * The SQLite dialect: one connection per process, WAL, durable commits.
+ *
+ * The driver waits for locks inside a native call, on the event loop's thread. So it never waits here
+ * (`busy_timeout = 0`): a lock held by another process makes BEGIN IMMEDIATE fail at once, and
+ * `Database` tries again after a pause in which everything else runs.
+ */
+import { mkdir, open, rm, stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import SqliteConnection from 'better-sqlite3';
+import { CompiledQuery, Kysely, SqliteDialect, SqliteDriver, sql } from 'kysely';
+import type { DatabaseConnection, Driver, SqliteDialectConfig, TransactionSettings } from 'kysely';
+import { Failure, assert, systemCode } from '../result.ts';
+import { MIB } from '../units.ts';
+import type { DialectPort, StatementEvent, Verdict } from './database.ts';
+import type { CatalogError, CatalogErrorKind } from './errors.ts';
+import type { CatalogSchema } from './schema.ts';
+
+const columnTypes = { text: 'TEXT', int8: 'INTEGER', suffix: ' STRICT, WITHOUT ROWID' };
+
+/** Enough for the WAL of a collection that frees the disk. */
+const RESERVE_BYTES = 4 * MIB;
+const JOURNAL_BYTES_MAX = 64 * MIB;
+const CACHE_KIB = 64 * 1024;
+
+class ImmediateDriver extends SqliteDriver {
+  readonly #db: SqliteConnection.Database;
+  constructor(config: SqliteDialectConfig, db: SqliteConnection.Database) {
+    super(config);
+    this.#db = db;
+  }
+  override async beginTransaction(
+    connection: DatabaseConnection,
+    settings?: TransactionSettings,
+  ): Promise<void> {
+    const begin = settings?.accessMode === 'read only' ? 'begin' : 'begin immediate';
+    await connection.executeQuery(CompiledQuery.raw(begin));
+  }
+  /** Some failures (disk full, I/O) have already rolled back. */
+  override async rollbackTransaction(connection: DatabaseConnection): Promise<void> {
+    if (this.#db.inTransaction) await super.rollbackTransaction(connection);
+  }
+}
+
+class ImmediateDialect extends SqliteDialect {
+  readonly #config: SqliteDialectConfig;
+  readonly #db: SqliteConnection.Database;
+  constructor(db: SqliteConnection.Database) {
+    super({ database: db });
+    this.#config = { database: db };
+    this.#db = db;
+  }
+  override createDriver(): Driver {
+    return new ImmediateDriver(this.#config, this.#db);
+  }
+}
+
+const kinds: Readonly<Record<string, CatalogErrorKind>> = {
+  SQLITE_FULL: 'catalog-full',
+  SQLITE_CORRUPT: 'catalog-corrupt',
+  SQLITE_NOTADB: 'catalog-corrupt',
+  SQLITE_CANTOPEN: 'catalog-unavailable',
+  SQLITE_READONLY: 'catalog-unavailable',
+  SQLITE_IOERR: 'catalog-io',
+};
+
+/** SQLite's codes are a primary code and, after another `_`, a detail. */
+function classify(error: unknown): Verdict {
+  if (error instanceof Failure) return { kind: 'foreign' };
+  const code = systemCode(error);
+  if (code === undefined || !code.startsWith('SQLITE_')) return { kind: 'foreign' };
+  const primary = code.split('_').slice(0, 2).join('_');
+  const message = `SQLite: ${(error as Error).message} (${code})`;
+  if (primary === 'SQLITE_BUSY' || primary === 'SQLITE_LOCKED') {
+    return { kind: 'conflict', error: { kind: 'catalog-busy', message } };
+  }
+  if (primary === 'SQLITE_CONSTRAINT') {
+    return { kind: 'constraint', error: { kind: 'catalog-corrupt', message } };
+  }
+  // Writing needs the shared-memory file too, and says so in its own way when the disk is full.
+  if (code === 'SQLITE_IOERR_SHMSIZE') {
+    return { kind: 'fatal', error: { kind: 'catalog-full', message } };
+  }
+  const kind = kinds[primary];
+  return kind === undefined ? { kind: 'foreign' } : { kind: 'fatal', error: { kind, message } };
+}
+
+/** Opens or creates the file and its folder. Throws `Failure<CatalogError>`. */
+export async function openSqlite(
+  path: string,
+  options: { onStatement?: ((event: StatementEvent) => void) | undefined },
+): Promise<DialectPort> {
+  const reservePath = `${path}.reserve`;
+  const restoreReserve = (): Promise<void> => writeReserve(reservePath);
+  const freeReserve = (): Promise<boolean> => removeReserve(reservePath);
+  try {
+    if (path !== ':memory:') await mkdir(dirname(path), { recursive: true });
+    let db: SqliteConnection.Database;
+    try {
+      db = connect(path);
+    } catch (error) {
+      const verdict = classify(error);
+      const full = verdict.kind === 'fatal' && verdict.error.kind === 'catalog-full';
+      if (!full || !(await freeReserve())) throw error;
+      db = connect(path);
+    }
+    if (path !== ':memory:') await restoreReserve();
+    return port(db, options.onStatement, { freeReserve, restoreReserve });
+  } catch (error) {
+    const verdict = classify(error);
+    if (verdict.kind !== 'foreign') throw new Failure<CatalogError>(verdict.error, error);
+    if (systemCode(error) === undefined) throw error;
+    const message = `cannot open the catalog ${path}: ${(error as Error).message}`;
+    throw new Failure<CatalogError>({ kind: 'catalog-unavailable', message }, error);
+  }
+}
+
+function connect(path: string): SqliteConnection.Database {
+  const db = new SqliteConnection(path, { timeout: 0 });
+  try {
+    db.pragma('busy_timeout = 0');
+    db.pragma('foreign_keys = ON');
+    db.pragma('synchronous = FULL');
+    db.pragma(`cache_size = -${CACHE_KIB}`);
+    db.pragma(`journal_size_limit = ${JOURNAL_BYTES_MAX}`);
+    if (path !== ':memory:') ensureWal(db);
+    assert(db.pragma('foreign_keys', { simple: true }) === 1, 'foreign keys are enforced');
+    assert(db.pragma('synchronous', { simple: true }) === 2, 'commits are durable');
+    return db;
+  } catch (error) {
+    db.close();
+    throw error;
+  }
+}
+
+/** Changing to WAL takes an exclusive lock; a file that is in WAL already stays as it is. */
+function ensureWal(db: SqliteConnection.Database): void {
+  if (db.pragma('journal_mode', { simple: true }) === 'wal') return;
+  const mode = db.pragma('journal_mode = WAL', { simple: true });
+  assert(mode === 'wal', `the catalog is in WAL mode, not ${String(mode)}`);
+}
+
+function port(
+  db: SqliteConnection.Database,
+  onStatement: ((event: StatementEvent) => void) | undefined,
+  reserve: Pick<DialectPort, 'freeReserve' | 'restoreReserve'>,
+): DialectPort {
+  const kysely = new Kysely<CatalogSchema>({
+    dialect: new ImmediateDialect(db),
+    log: (event) =>
+      onStatement?.({
+        sql: event.query.sql,
+        durationMs: event.queryDurationMillis,
+        failed: event.level === 'error',
+      }),
+  });
+  return {
+    name: 'sqlite',
+    kysely,
+    rowLocks: false,
+    columnTypes,
+    migrationLock: null,
+    tableExists: (name) => sql`SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ${name}`,
+    classify,
+    close: () => kysely.destroy(),
+    ...reserve,
+  };
+}
+
+/** Real blocks, not a hole. Without room for it there is none, and that is no error. */
+async function writeReserve(path: string): Promise<void> {
+  try {
+    if ((await stat(path)).size >= RESERVE_BYTES) return;
+  } catch (error) {
+    if (systemCode(error) !== 'ENOENT') return;
+  }
+  try {
+    const file = await open(path, 'w', 0o600);
+    try {
+      await file.writeFile(Buffer.alloc(RESERVE_BYTES, 0xff));
+    } finally {
+      await file.close();
+    }
+  } catch {
+    await rm(path, { force: true }).catch(() => undefined);
+  }
+}
+
+async function removeReserve(path: string): Promise<boolean> {
+  try {
+    await rm(path);
+    return true;
+  } catch {
+    return false;
+  }
+}
