@@ -57,7 +57,7 @@ async function bindIdentified(
   const facts = probed.value;
   const id = idOf(request, facts);
   if (!id.ok) return id;
-  const swapAreas = readSwapAreas();
+  const swapAreas = await readSwapAreas();
   const source = openDirtySource({ client, facts, identity, mode, swapAreas });
   if (!source.ok) return source;
   return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: source.value }));

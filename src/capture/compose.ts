@@ -6,7 +6,7 @@ import { randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
-import type { SealedLayer } from '../layer/writer.ts';
+import type { SealedLayer } from '../layer/layer-writer.ts';
 import type { PageSets } from '../lineage/page-sets.ts';
 import { bitmapCount } from '../native/guest.ts';
 import type { Freeze } from '../pipeline/freeze.ts';
@@ -185,7 +185,7 @@ function dirtyBitmapStage(
         await vm.source.fetch({
           statePath: prepared.statePath,
           memFilePath: prepared.memFilePath,
-          ...(prepared.parentPages === undefined ? {} : { parent: prepared.parentPages }),
+          parent: prepared.parentPages,
           widen: prepared.intent.widen !== null,
           signal,
         }),

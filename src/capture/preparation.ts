@@ -6,15 +6,17 @@
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import type { EpochIntent } from '../lineage/epochs.ts';
-import { LayerStack, type SharedStack } from '../layer/stack.ts';
-import { LayerWriter } from '../layer/writer.ts';
+import { LayerStack } from '../layer/layer-stack.ts';
+import type { SharedStack } from '../layer/shared-stack.ts';
+import { LayerWriter } from '../layer/layer-writer.ts';
 import type { MemoryLayout } from '../memory.ts';
 import type { Cleanups } from '../pipeline/cleanups.ts';
 import { Failure } from '../result.ts';
-import { layerUuid, type CaptureId, type LayerUuid } from '../units.ts';
+import { layerUuid, type Bytes, type CaptureId, type LayerUuid } from '../units.ts';
 import type { DirtySource, ParentPages } from '../vmm/source.ts';
 import { identityError } from '../vmm/identity.ts';
 import { orThrow } from './failure.ts';
+import { parentPages } from './parent-pages.ts';
 import type { RunDeps } from './run.ts';
 import { layerPath, makeStagingFolder } from './staging.ts';
 import type { CaptureRequest } from './types.ts';
@@ -32,8 +34,8 @@ export interface Prepared {
   readonly pausedByOwner: boolean;
   /** Set when equal pages are dropped. */
   readonly dedupAgainst: SharedStack | null;
-  /** What the memory parent stores, for sources that need it; null: no parent. */
-  readonly parentPages: ParentPages | null | undefined;
+  /** What the memory parent stores. */
+  readonly parentPages: ParentPages | 'none';
 }
 
 export interface PreparationOf {
@@ -78,7 +80,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
     blockBytes: config.memorySnapshot.blockBytes,
   });
   cleanups.useAsync(writer);
-  const parent = await openParent(intent, wantsDedup(of, vm.source), cleanups);
+  const parent = await openParent(of, intent, layout.imageBytes);
   return {
     intent,
     predecessor,
@@ -108,16 +110,18 @@ function wantsDedup(of: PreparationOf, source: DirtySource): boolean {
 }
 
 async function openParent(
+  of: PreparationOf,
   intent: EpochIntent,
-  dedup: boolean,
-  cleanups: Cleanups,
+  imageBytes: Bytes,
 ): Promise<Pick<Prepared, 'dedupAgainst' | 'parentPages'>> {
-  if (intent.memoryParent === null) return { dedupAgainst: null, parentPages: null };
-  const widened = intent.widen !== null;
-  if (!dedup && !widened) return { dedupAgainst: null, parentPages: undefined };
-  const paths = intent.memoryParent.layers.map((layer) => layer.path);
+  const { memoryParent } = intent;
+  if (memoryParent === null) return { dedupAgainst: null, parentPages: 'none' };
+  const paths = memoryParent.layers.map((layer) => layer.path);
   const stack = orThrow(await LayerStack.open(paths));
-  cleanups.useAsync(stack);
+  of.cleanups.useAsync(stack);
+  const launchDepth = of.deps.nodeDb.launchChain(of.vm.vmId)?.depth ?? 0;
+  const pages = await parentPages(stack, paths, launchDepth, imageBytes);
   // Equal pages are dropped after a widening too: it selects all that may differ.
-  return { dedupAgainst: stack.shared(), parentPages: undefined };
+  const dedup = intent.widen !== null || wantsDedup(of, of.vm.source);
+  return { dedupAgainst: dedup ? stack.shared() : null, parentPages: pages };
 }

@@ -1,6 +1,6 @@
 /** What is known of a running capture, for those who look: its view, its events, and what observers are told. */
 import type { EpochIntent } from '../lineage/epochs.ts';
-import type { SealedLayer } from '../layer/writer.ts';
+import type { SealedLayer } from '../layer/layer-writer.ts';
 import type { Freeze } from '../pipeline/freeze.ts';
 import { overlapMs, type Span, type StageMeasure } from '../pipeline/meter.ts';
 import type { FailureDetail } from '../result.ts';

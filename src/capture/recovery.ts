@@ -3,6 +3,7 @@ import { readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
+import { PARTIAL_SUFFIX } from '../layer/layer-writer.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { recover, type RecoveryHooks, type VmIdentity } from '../lineage/recovery.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
@@ -93,7 +94,7 @@ async function fileBytes(path: string): Promise<number | null> {
 async function temporaryFiles(config: Config): Promise<readonly string[]> {
   const names = await readdir(config.paths.layers);
   return names
-    .filter((name) => name.includes('.tmp'))
+    .filter((name) => name.endsWith(PARTIAL_SUFFIX))
     .map((name) => join(config.paths.layers, name));
 }
 

@@ -12,7 +12,7 @@ import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { EpochIntent } from '../lineage/epochs.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
-import type { SealedLayer } from '../layer/writer.ts';
+import type { SealedLayer } from '../layer/layer-writer.ts';
 import { Freeze, failedWith } from '../pipeline/freeze.ts';
 import { Cleanups } from '../pipeline/cleanups.ts';
 import { StageMeter, stopwatch } from '../pipeline/meter.ts';

@@ -28,3 +28,6 @@ export const codecOf = { none: 0, lz4: 1, zstd: 2 } as const satisfies Record<Co
 
 export const compressionOf = (codec: 0 | 1 | 2): Compression =>
   codec === 0 ? 'none' : codec === 1 ? 'lz4' : 'zstd';
+
+/** Longest segment that the writer makes: 16376 sectors, whole pages below the 14-bit limit. FORMAT.md §1. */
+export const SEGMENT_BYTES_MAX = 16_376 * 512;

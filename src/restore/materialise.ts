@@ -7,7 +7,8 @@ import { join } from 'node:path';
 import { decodeManifest, manifestBytesMax, type Manifest } from '../artifact/manifest.ts';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog, Layer } from '../catalog/catalog.ts';
-import { LayerStack } from '../layer/stack.ts';
+import { flattenStack, type Progress } from '../layer/flatten.ts';
+import { LayerStack } from '../layer/layer-stack.ts';
 import { Failure, type FailureDetail, type Result } from '../result.ts';
 import { bytes } from '../units.ts';
 
@@ -31,8 +32,7 @@ export interface MaterialiseRequest {
   /** Made if missing; the two files in it must not exist. */
   readonly folder: string;
   readonly signal: AbortSignal;
-  /** Bytes of the image done, of all. */
-  readonly onProgress?: (done: number, total: number) => void;
+  readonly onProgress?: ((progress: Progress) => void) | undefined;
 }
 
 /** Throws `Failure`. Whatever was written is removed when it fails. */
@@ -84,7 +84,8 @@ async function flatten(
     const paths: string[] = [];
     for (const layer of chain) paths.push(await localFile(deps.store, layer, scratch, signal));
     await using stack = orFail(await LayerStack.open(paths));
-    await stack.flattenTo(memoryPath, signal, request.onProgress);
+    const { onProgress } = request;
+    orFail(await flattenStack(stack, { path: memoryPath, signal, onProgress }));
   } finally {
     await rm(scratch, { recursive: true, force: true });
   }
@@ -110,4 +111,3 @@ function orFail<T, E extends FailureDetail>(result: Result<T, E>): T {
   if (result.ok) return result.value;
   throw new Failure(result.error);
 }
-

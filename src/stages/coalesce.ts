@@ -5,7 +5,7 @@
  */
 import { coalesceBatch } from '../native/guest.ts';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
-import { segmentBytesMax } from '../layer/format.ts';
+import { SEGMENT_BYTES_MAX } from '../layer/format.ts';
 import type { Stage } from '../pipeline/stage.ts';
 import type { RangeBatch, SelectedSet } from './items.ts';
 
@@ -62,7 +62,7 @@ function* scan(
       regions: options.regions,
       batchBytes: options.batchBytes,
       maxRows: options.batchRanges,
-      maxSegmentBytes: segmentBytesMax,
+      maxSegmentBytes: SEGMENT_BYTES_MAX,
       joinGapPages: options.joinGapPages,
     });
     fromPage = batch.nextPage;

@@ -3,7 +3,7 @@
  * Data is appended as it comes; the index, trailer, fsync, rename and digest follow the last. Fails: as the layer
  * writer (`layer-no-space`, `layer-io`, …), `vm-exited`, `vm-replaced`; nothing is left of a layer that was not sealed.
  */
-import type { LayerWriter, SealedLayer } from '../layer/writer.ts';
+import type { LayerWriter, SealedLayer } from '../layer/layer-writer.ts';
 import type { SlabHolder } from '../pipeline/slabs.ts';
 import type { Slab } from '../pipeline/slabs.ts';
 import type { Stage } from '../pipeline/stage.ts';

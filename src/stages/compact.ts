@@ -9,8 +9,8 @@ import type { SlabHolder } from '../pipeline/slabs.ts';
 import type { Stage } from '../pipeline/stage.ts';
 import { Failure } from '../result.ts';
 import { PAGE_BYTES } from '../units.ts';
-import { zeroedRow } from '../layer/segment-batch.ts';
-import type { SharedStack } from '../layer/stack.ts';
+import { ZEROED_ROW } from '../layer/format.ts';
+import type { SharedStack } from '../layer/shared-stack.ts';
 import type { PageBatch, Segments } from './items.ts';
 import { compactOperation, type CompactOutcome, type CompactTask } from './operations.ts';
 
@@ -56,7 +56,7 @@ function zeroSegments(batch: PageBatch & { readonly kind: 'zeros' }, deps: Compa
   for (let row = 0; row < kept.length; row += 3) {
     rows[row] = kept[row + 1] ?? 0n;
     rows[row + 1] = kept[row + 2] ?? 0n;
-    rows[row + 2] = zeroedRow;
+    rows[row + 2] = ZEROED_ROW;
   }
   deps.count({ zeroPages: batch.bytes / PAGE_BYTES, equalPages: 0 });
   return { batch: { slab: new Uint8Array(0), rows }, slabs: [], bytes: 0 };

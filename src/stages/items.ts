@@ -1,9 +1,9 @@
 /** What flows between the stages: descriptors only. Guest bytes stay in slabs. */
-import type { SegmentBatch } from '../layer/segment-batch.ts';
+import type { SegmentBatch } from '../layer/layer-writer.ts';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import type { Slab } from '../pipeline/slabs.ts';
 import type { CaptureId, LayerUuid } from '../units.ts';
-import type { SealedLayer } from '../layer/writer.ts';
+import type { SealedLayer } from '../layer/layer-writer.ts';
 
 export interface CaptureStart {
   readonly captureId: CaptureId;

@@ -2,8 +2,8 @@
  * What the worker threads do for the read and compact stages. Expected failures are part of the value: an Error
  * from a thread loses its own fields.
  */
-import type { CompressedBatch } from '../layer/segment-batch.ts';
-import type { SharedStack } from '../layer/stack.ts';
+import type { CompressedBatch } from '../layer/compress.ts';
+import type { SharedStack } from '../layer/shared-stack.ts';
 import { compiledSibling, type WorkerOperation } from '../pipeline/pool.ts';
 
 export interface ReadTask {
@@ -48,7 +48,7 @@ export interface CompactTask {
 }
 
 export interface CompactOutcome {
-  /** Rows of 3: image offset, length, offset in the slab or `zeroedRow`; bytes. */
+  /** Rows of 3: image offset, length, offset in the slab or `ZEROED_ROW`; bytes. */
   readonly rows: BigUint64Array;
   readonly compressed: CompressedBatch | null;
   readonly zeroPages: number;

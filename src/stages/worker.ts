@@ -1,8 +1,9 @@
 /** What runs on a worker thread. Its exports are the operations of `operations.ts`, by name. */
 import { workerData } from 'piscina';
 import { readFileRows, readProcess, zeroPages } from '../native/guest.ts';
-import { compareWithStack, compressBatch } from '../layer/compact.ts';
-import { zeroedRow, type CompressedBatch } from '../layer/segment-batch.ts';
+import { compressBatch, type CompressedBatch } from '../layer/compress.ts';
+import { ZEROED_ROW } from '../layer/format.ts';
+import { compareWithStack } from '../layer/shared-stack.ts';
 import type { WorkerSetup } from '../pipeline/worker-setup.ts';
 import { PAGE_BYTES } from '../units.ts';
 import type { CompactOutcome, CompactTask, ReadOutcome, ReadTask } from './operations.ts';
@@ -53,7 +54,7 @@ export function compact(task: CompactTask): CompactOutcome {
     equal = compared.value;
   }
   const kept = keptRows(task, zero, equal);
-  return { ...kept, ...compressRows(task, slab, kept.rows), failure: null };
+  return { ...kept, compressed: compressRows(task, slab, kept.rows), failure: null };
 }
 
 const bit = (bits: Uint8Array, index: number): boolean =>
@@ -81,7 +82,7 @@ function keptRows(
       if (kind === 'equal') equalCount += to - from;
       if (kind === 'data' || (kind === 'zero' && task.keepZeros)) {
         const at = BigInt(from) * pageBytes;
-        const moved = kind === 'zero' ? zeroedRow : slabAt + at;
+        const moved = kind === 'zero' ? ZEROED_ROW : slabAt + at;
         out.push(image + at, BigInt(to - from) * pageBytes, moved);
       }
       from = to;
@@ -100,9 +101,11 @@ function compressRows(
   task: CompactTask,
   slab: Uint8Array,
   rows: BigUint64Array,
-): { rows: BigUint64Array; compressed: CompressedBatch | null } {
-  if (task.compress === null || setup.compressedArena === null) return { rows, compressed: null };
+): CompressedBatch | null {
+  if (task.compress === null || setup.compressedArena === null) return null;
   const { algorithm, blockBytes, slabOffset } = task.compress;
   const out = new Uint8Array(setup.compressedArena, slabOffset, setup.compressedSlabBytes);
-  return compressBatch({ slab, rows, out, algorithm, blockBytes });
+  const made = compressBatch({ slab, rows, out, algorithm, blockBytes });
+  if (made === null) throw new Error('a slab for compressed blocks is too small for its batch');
+  return made;
 }

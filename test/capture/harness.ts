@@ -1,5 +1,5 @@
 /** A whole daemon's worth of parts, real ones, in a fresh folder; and the small VMs it captures. */
-import { mkdtemp, readdir, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -48,11 +48,12 @@ export class Harness implements AsyncDisposable {
     observer: Partial<CaptureObserver> = {},
   ): Promise<Harness> {
     const folder = await mkdtemp(join(tmpdir(), 'varve-capture-'));
-    const parsed = parseConfig({
+    const input = {
       pipeline: { slab_budget: '32MiB', slab_bytes: '1MiB', coalesce: { batch_bytes: '1MiB' } },
       ...overrides,
       paths: { state: join(folder, 'state'), socket_roots: [folder] },
-    });
+    };
+    const parsed = valueOf(parseConfig(input, 'the test'));
     const harness = new Harness(folder, parsed);
     await harness.start(observer);
     return harness;
@@ -61,7 +62,6 @@ export class Harness implements AsyncDisposable {
   /** Starts the parts, as a daemon does; again after `stop`. */
   async start(observer: Partial<CaptureObserver> = {}): Promise<void> {
     const { config } = this;
-    const { mkdir } = await import('node:fs/promises');
     await mkdir(config.paths.state, { recursive: true });
     const cleanups = new Cleanups();
     this.#cleanups = cleanups;
@@ -114,9 +114,7 @@ export class Harness implements AsyncDisposable {
     vm: MiniVm,
     options: { trackingMode?: VmView['trackingMode']; launchParent?: string } = {},
   ): Promise<VmView> {
-    return valueOf(
-      await this.service.attach({ socketPath: vm.socketPath, ...options } as never),
-    );
+    return valueOf(await this.service.attach({ socketPath: vm.socketPath, ...options } as never));
   }
 
   async startCapture(id: VmId, request: CaptureRequest = {}): Promise<CaptureView> {
@@ -130,7 +128,10 @@ export class Harness implements AsyncDisposable {
   }
 
   /** Captures, and insists that it is published. */
-  async published(id: VmId, request: CaptureRequest = {}): Promise<NonNullable<CaptureView['result']>> {
+  async published(
+    id: VmId,
+    request: CaptureRequest = {},
+  ): Promise<NonNullable<CaptureView['result']>> {
     const view = await this.capture(id, request);
     expect(view.failure).toBeNull();
     expect(view.status).toBe('published');

@@ -1,0 +1,119 @@
+import { describe, expect, test } from 'vitest';
+import { allHashes, firstDifference, Harness } from './harness.ts';
+
+const dialects = ['firecracker', 'aenv', 'e2b'] as const;
+
+describe.each(dialects)('dialect %s, mode dirty', (dialect) => {
+  test('S1 holds A, S2 holds A and B, and a failed capture between them loses nothing', async () => {
+    await using harness = await Harness.make();
+    await using vm = await harness.vm({ dialect, memoryMib: 64 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { seed: 1, count: 500, firstPage: 1024 }, value: 1 });
+    const base = await harness.published(vmId);
+    expect(base.predecessor).toBeNull();
+
+    await vm.run({ pages: { firstPage: 2000, pageCount: 64 }, value: 2 });
+    const atS1 = await allHashes(vm);
+    const s1 = await harness.published(vmId);
+
+    await vm.run({ pages: { firstPage: 3000, pageCount: 32 }, value: 3 });
+    await vm.setUnreadable(3016);
+    await vm.fault({ on: 'dirty', action: 'refuse' });
+    await vm.fault({ on: 'snapshot-create', action: 'refuse' });
+    const failed = await harness.capture(vmId);
+    expect(failed.status).toBe('aborted');
+    expect(failed.vmRunning).toBe(true);
+    await vm.clearFaults();
+    await vm.setUnreadable(3016, false);
+
+    await vm.run({ pages: { firstPage: 4000, pageCount: 16 }, value: 4 });
+    const atS2 = await allHashes(vm);
+    const s2 = await harness.published(vmId);
+    expect(s2.predecessor).toBe(s1.layer);
+    expect(s2.epoch).toBe(s1.epoch + 1);
+
+    await using first = await harness.restore(s1.snapshotId, { dialect });
+    expect(firstDifference(await allHashes(first), atS1)).toBeNull();
+    await using second = await harness.restore(s2.snapshotId, { dialect });
+    expect(firstDifference(await allHashes(second), atS2)).toBeNull();
+    expect(harness.warnings).toEqual([]);
+  });
+});
+
+test('all dialects give the same bytes of the same guest', async () => {
+  await using harness = await Harness.make();
+  const restored: BigUint64Array[] = [];
+  for (const dialect of dialects) {
+    await using vm = await harness.vm({ dialect, memoryMib: 32 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { seed: 7, count: 700, firstPage: 512 }, value: 9 });
+    await vm.deviceWrites({ pages: { pages: [5000, 5001, 7000] }, value: 5 });
+    const made = await harness.published(vmId);
+    await using copy = await harness.restore(made.snapshotId, { dialect });
+    restored.push((await copy.hashes(512, 7680)).slice());
+  }
+  expect(
+    firstDifference(restored[0] ?? new BigUint64Array(), restored[1] ?? new BigUint64Array()),
+  ).toBeNull();
+  expect(
+    firstDifference(restored[0] ?? new BigUint64Array(), restored[2] ?? new BigUint64Array()),
+  ).toBeNull();
+});
+
+test('in mode dirty a guest that reads much and writes little makes a layer of what it wrote', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 256 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await harness.published(vmId);
+  await vm.run({ pages: { firstPage: 1024, pageCount: 50_000 }, fill: 'read' });
+  await vm.run({ pages: { seed: 3, count: 100, firstPage: 2048 }, value: 8 });
+  const made = await harness.published(vmId);
+  const mailboxAndCounters = 8;
+  expect(made.dataBytes / 4096).toBeGreaterThanOrEqual(100);
+  expect(made.dataBytes / 4096).toBeLessThanOrEqual(100 + mailboxAndCounters);
+});
+
+test('five generations in new processes each hold the marks of all before', async () => {
+  await using harness = await Harness.make();
+  let snapshot: string | undefined;
+  let expected: BigUint64Array = new BigUint64Array();
+  for (let generation = 0; generation < 5; generation++) {
+    await using vm =
+      snapshot === undefined
+        ? await harness.vm({ dialect: 'aenv', memoryMib: 32 })
+        : await harness.restore(snapshot, { dialect: 'aenv' });
+    if (snapshot !== undefined) {
+      expect(firstDifference(await allHashes(vm), expected)).toBeNull();
+      await vm.resume();
+    }
+    const attached = await harness.attach(vm, {
+      trackingMode: 'dirty',
+      ...(snapshot === undefined ? {} : { launchParent: snapshot }),
+    });
+    await vm.run({
+      pages: { firstPage: 2000 + generation * 10, pageCount: 10 },
+      value: generation + 1,
+    });
+    expected = await allHashes(vm);
+    const made = await harness.published(attached.vmId);
+    expect(made.chainDepth).toBe(generation + 1);
+    snapshot = made.snapshotId;
+  }
+});
+
+test('zero pages over a parent read zero after restore, and a base stores none', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 100 }, value: 4 });
+  await vm.run({ pages: { firstPage: 4000, pageCount: 100 }, fill: 'zero' });
+  const base = await harness.published(vmId);
+  expect(base.zeroedBytes).toBe(0);
+  expect(base.dataBytes / 4096).toBeLessThan(110);
+  await vm.run({ pages: { firstPage: 2050, pageCount: 50 }, fill: 'zero' });
+  const expected = await allHashes(vm);
+  const made = await harness.published(vmId);
+  expect(made.zeroedBytes).toBe(50 * 4096);
+  await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+});

@@ -1,0 +1,184 @@
+import { describe, expect, test } from 'vitest';
+import type { MiniVm } from '../../src/minivm/launch.ts';
+import { allHashes, firstDifference, Harness, never } from './harness.ts';
+
+/** Pauses and resumes that the VMM has answered. */
+async function pausesAndResumes(vm: MiniVm): Promise<{ pauses: number; resumes: number }> {
+  const log = await vm.requests();
+  const count = (operation: string): number =>
+    log.filter((entry) => entry.operation === operation && entry.status < 300).length;
+  return { pauses: count('pause'), resumes: count('resume') };
+}
+
+/** The next capture is complete: it restores to what the VM holds now. */
+async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: never): Promise<void> {
+  await vm.run({ pages: { firstPage: 1500, pageCount: 3 }, value: 77 });
+  const expected = await allHashes(vm);
+  const made = await harness.published(vmId);
+  await using copy = await harness.restore(made.snapshotId);
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+}
+
+describe('a VMM that', () => {
+  const cases = [
+    { on: 'pause', action: 'refuse', kind: 'vmm-refused', resumes: 0 },
+    { on: 'dirty', action: 'refuse', kind: 'vmm-refused', resumes: 1 },
+    { on: 'dirty', action: 'garbage', kind: 'vmm-bad-answer', resumes: 1 },
+    { on: 'snapshot-create', action: 'refuse', kind: 'vmm-refused', resumes: 1 },
+  ] as const;
+  test.each(cases)('$action at $on fails the capture with $kind', async (c) => {
+    await using harness = await Harness.make();
+    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { firstPage: 1000, pageCount: 200 }, value: 5 });
+    await harness.published(vmId);
+    await vm.run({ pages: { firstPage: 1100, pageCount: 20 }, value: 6 });
+    await vm.clearRequests();
+    await vm.fault({ on: c.on, action: c.action });
+    const failed = await harness.capture(vmId);
+    await vm.clearFaults();
+    expect(failed.status).toBe('aborted');
+    expect(failed.failure?.kind).toBe(c.kind);
+    expect((await pausesAndResumes(vm)).resumes).toBe(c.resumes);
+    expect((await vm.info()).state).toBe('Running');
+    expect(harness.pausedNow.size).toBe(0);
+    const left = await harness.leftovers();
+    expect(left.layers).toHaveLength(1);
+    expect(left.staging).toEqual([]);
+    await expectNextComplete(harness, vm, vmId as never);
+  });
+
+  test('hangs at the dirty set is cut off by the pause deadline, and runs again', async () => {
+    await using harness = await Harness.make();
+    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.fault({ on: 'dirty', action: 'hang' });
+    const failed = await harness.capture(vmId, { pauseDeadlineMs: 200 });
+    await vm.clearFaults();
+    expect(failed.failure?.kind).toBe('pause-deadline');
+    expect(failed.vmRunning).toBe(true);
+    await expectNextComplete(harness, vm, vmId as never);
+  });
+});
+
+test('a page that cannot be read fails the capture with its address, never with zeros', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 1000, pageCount: 300 }, value: 5 });
+  const page = 1234;
+  await vm.setUnreadable(page);
+  const failed = await harness.capture(vmId);
+  const host = BigInt((await vm.info()).regions[0]?.hostAddress ?? '0') + BigInt(page) * 4096n;
+  expect(failed.failure?.kind).toBe('unreadable-page');
+  expect(failed.failure?.message).toContain(`0x${host.toString(16)}`);
+  expect(failed.vmRunning).toBe(true);
+  expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });
+  await vm.setUnreadable(page, false);
+  await expectNextComplete(harness, vm, vmId as never);
+});
+
+test('a VMM that dies in the middle of a capture fails it as vm-exited within a second', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 256 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 1024, pageCount: 60_000 }, value: 5, words: 2 });
+  const started = await harness.startCapture(vmId);
+  for await (const event of harness.service.watch(started.captureId, never)) {
+    if (event.type === 'stage' && event.stage === 'read' && event.state === 'started') break;
+  }
+  const killed = vm.kill();
+  const died = process.hrtime.bigint();
+  const view = await harness.service.waitFor(started.captureId, never);
+  const waitedMs = Number(process.hrtime.bigint() - died) / 1e6;
+  await killed;
+  expect(view.failure?.kind).toBe('vm-exited');
+  expect(waitedMs).toBeLessThan(5_000);
+  expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });
+  expect(harness.pausedNow.size).toBe(0);
+});
+
+test('a capture cancelled while it reads leaves nothing, and the next has its pages', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 256 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 1024, pageCount: 60_000 }, value: 5, words: 2 });
+  const started = await harness.startCapture(vmId);
+  for await (const event of harness.service.watch(started.captureId, never)) {
+    if (event.type === 'stage' && event.stage === 'read' && event.state === 'started') break;
+  }
+  const cancelled = await harness.service.cancelCapture(started.captureId);
+  expect(cancelled.ok && cancelled.value.failure?.kind).toBe('cancelled');
+  expect((await vm.info()).state).toBe('Running');
+  expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });
+  await expectNextComplete(harness, vm, vmId as never);
+});
+
+test('of two captures of one VM, one runs and the other is refused with its id', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 64 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.fault({ on: 'dirty', action: 'delay', afterMs: 50 });
+  const answers = await Promise.all(
+    Array.from({ length: 10 }, () => harness.service.startCapture(vmId, {})),
+  );
+  const started = answers.filter((answer) => answer.ok);
+  expect(started).toHaveLength(1);
+  const running = started[0]?.ok === true ? started[0].value.captureId : undefined;
+  for (const answer of answers) {
+    if (answer.ok) continue;
+    expect(answer.error.kind).toBe('capture-running');
+    expect(answer.error.facts).toEqual({ runningCaptureId: running });
+  }
+  const view = await harness.service.waitFor(running as never, never);
+  expect(view.status).toBe('published');
+  expect(await pausesAndResumes(vm)).toEqual({ pauses: 1, resumes: 1 });
+});
+
+test.each([false, true])(
+  'a VM that its owner paused stays paused (capture fails: %s)',
+  async (fails) => {
+    await using harness = await Harness.make();
+    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.pause();
+    await vm.clearRequests();
+    if (fails) await vm.fault({ on: 'dirty', action: 'refuse' });
+    const view = await harness.capture(vmId);
+    expect(view.status).toBe(fails ? 'aborted' : 'published');
+    expect((await vm.info()).state).toBe('Paused');
+    expect(await pausesAndResumes(vm)).toEqual({ pauses: 0, resumes: 0 });
+  },
+);
+
+test.each(['publish', 'commit', 'copy'] as const)(
+  'resume after %s restores exactly',
+  async (resumeAfter) => {
+    await using harness = await Harness.make();
+    await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 128 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { seed: 5, count: 20_000, firstPage: 1024 }, value: 5, words: 16 });
+    await vm.pause();
+    const expected = await allHashes(vm);
+    await vm.resume();
+    const writes = vm.program({
+      pages: { seed: 6, count: 5_000, firstPage: 1024 },
+      value: 6,
+      loop: true,
+      pagesPerSecond: 1,
+    });
+    await writes;
+    await vm.stopProgram();
+    await vm.clearRequests();
+    const made = await harness.published(vmId, { resumeAfter });
+    expect(made.resumeAfter).toBe(resumeAfter);
+    expect(await pausesAndResumes(vm)).toEqual({ pauses: 1, resumes: 1 });
+    await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
+    const differing = (await allHashes(copy)).reduce(
+      (sum, hash, page) => sum + (hash === expected[page] ? 0 : 1),
+      0,
+    );
+    // The looped program may have written a few pages, and the guest's mailbox moves.
+    expect(differing).toBeLessThan(100);
+  },
+);
