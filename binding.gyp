@@ -23,6 +23,13 @@
           "sources": ["<!@(ls native/minivm/*.cpp 2>/dev/null || true)"]
         }]
       ]
+    },
+    {
+      # A plain program, no addon: resumes paused VMs when the daemon dies.
+      "target_name": "varve-supervisor",
+      "type": "executable",
+      "sources": ["<!@(ls native/supervisor/*.cpp)", "native/core/process.cpp", "native/core/syscalls.cpp"],
+      "libraries": ["-lpthread"]
     }
   ]
 }
