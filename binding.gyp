@@ -5,7 +5,9 @@
   },
   "target_defaults": {
     "include_dirs": ["<!(node -p \"require('node-addon-api').include_dir\")", "native"],
-    "defines": ["NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_ADDON_API_DISABLE_DEPRECATED", "_GNU_SOURCE", "_FILE_OFFSET_BITS=64"],
+    # SWALLOW: a worker that is being terminated can neither set a property nor throw; without it
+    # node-addon-api answers that with a fatal error, which ends the whole process.
+    "defines": ["NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS", "NAPI_VERSION=8", "NODE_ADDON_API_DISABLE_CPP_EXCEPTIONS", "NODE_ADDON_API_DISABLE_DEPRECATED", "_GNU_SOURCE", "_FILE_OFFSET_BITS=64"],
     "cflags_cc!": ["-fno-rtti", "-std=gnu++17"],
     "cflags_cc": ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-cast-function-type", "-Wno-unused-parameter", "-fno-exceptions"],
     "cflags": ["-fvisibility=hidden"]

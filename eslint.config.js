@@ -1,7 +1,7 @@
 import tseslint from 'typescript-eslint';
 
 export default tseslint.config(
-  { ignores: ['dist/', 'build/', 'node_modules/', 'eslint.config.js', 'scripts/*.mjs'] },
+  { ignores: ['dist/', 'build/', 'node_modules/', 'eslint.config.js', '**/*.mjs'] },
   ...tseslint.configs.strictTypeChecked,
   {
     languageOptions: {

@@ -87,6 +87,7 @@ Napi::Value Coalesce(const Napi::CallbackInfo& info) {
       CoalesceBatch(bits, page_count, regions, from_page,
                     {batch_bytes, max_segment_bytes, join_gap_pages}, {rows.get(), most});
   auto packed = Napi::BigUint64Array::New(info.Env(), outcome.row_count * 3);
+  if (packed.IsEmpty()) return info.Env().Undefined();  // the worker is being terminated
   if (outcome.row_count > 0) {
     std::memcpy(packed.Data(), rows.get(), outcome.row_count * sizeof(Row));
   }
