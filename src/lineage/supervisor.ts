@@ -67,6 +67,8 @@ export class Supervisor implements AsyncDisposable {
   /** The helper once it is ready; rejects never. */
   #ready: Promise<Result<Helper, SupervisorError>>;
   #helper: Helper | null = null;
+  /** The helper while it is ready. */
+  #live: Helper | null = null;
 
   private constructor(options: SupervisorOptions) {
     this.#options = options;
@@ -87,7 +89,10 @@ export class Supervisor implements AsyncDisposable {
     return this.#helper?.pid ?? null;
   }
 
-  /** Before a pause is sent. */
+  /**
+   * Before a pause is sent. The line is in the kernel when this returns, if the helper is ready; where
+   * it is being started again, once the promise resolves.
+   */
   async paused(vm: SupervisedVm): Promise<Result<void, SupervisorError>> {
     assert(vm.socketPath.startsWith('/'), 'the socket path is absolute');
     assert(!/[\n\0]/.test(vm.socketPath), 'a socket path is one line');
@@ -120,13 +125,25 @@ export class Supervisor implements AsyncDisposable {
     await this.close();
   }
 
-  async #tell(line: string): Promise<Result<void, SupervisorError>> {
-    const ready = await this.#ready;
-    if (!ready.ok) return err(ready.error);
-    const written = await write(ready.value, line);
-    if (written || this.#closing.signal.aborted) return ok(undefined);
+  /** Writes before it returns where the helper is ready: a caller need not wait to be safe. */
+  #tell(line: string): Promise<Result<void, SupervisorError>> {
+    const live = this.#live;
+    return this.#told(live === null ? null : { live, written: write(live, line) }, line);
+  }
+
+  async #told(
+    first: { readonly live: Helper; readonly written: Promise<boolean> } | null,
+    line: string,
+  ): Promise<Result<void, SupervisorError>> {
+    if (first === null) {
+      const ready = await this.#ready;
+      return ready.ok
+        ? this.#told({ live: ready.value, written: write(ready.value, line) }, line)
+        : ready;
+    }
+    if ((await first.written) || this.#closing.signal.aborted) return ok(undefined);
     // The helper ended meanwhile; the next one is told of every paused VM as it starts.
-    await ended(ready.value);
+    await ended(first.live);
     const again = await this.#ready;
     return again.ok ? ok(undefined) : err(again.error);
   }
@@ -145,7 +162,9 @@ export class Supervisor implements AsyncDisposable {
     const told = ready.then(async (outcome) => {
       if (!outcome.ok) return outcome;
       const lines = [...this.#paused.values()].map(({ key, vm }) => pausedLine(key, vm));
-      if (lines.length > 0) await write(helper, lines.join(''));
+      const written = lines.length === 0 || write(helper, lines.join(''));
+      this.#live = helper;
+      await written;
       return ok(helper);
     });
     void told.then((outcome) => {
@@ -157,6 +176,7 @@ export class Supervisor implements AsyncDisposable {
   /** The helper ended although this process lives. */
   #replace(code: number | null, signal: NodeJS.Signals | null): void {
     this.#helper = null;
+    this.#live = null;
     if (this.#closing.signal.aborted) return;
     this.#options.onRestart?.(unavailable(`it ended with ${signal ?? `status ${code ?? '?'}`}`));
     this.#ready = this.#launchAgain();
