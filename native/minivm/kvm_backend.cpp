@@ -28,6 +28,17 @@ constexpr std::uint64_t kReachablePages = 1ULL << 20;  // 32-bit addresses witho
 constexpr std::chrono::microseconds kIdleTick{1000};
 constexpr std::uint32_t kSavedMagic = 0x4d56434b;
 
+// kvm_cpuid2 by hand: the header's flexible array has another size and place in C++ than in C, and
+// the ioctl's number contains that size.
+constexpr std::uint32_t kCpuidEntriesMax = 256;
+struct CpuidList {
+  std::uint32_t count;
+  std::uint32_t padding;
+  kvm_cpuid_entry2 entries[kCpuidEntriesMax];
+};
+constexpr unsigned long kGetSupportedCpuid = _IOC(_IOC_READ | _IOC_WRITE, KVMIO, 0x05, 8);
+constexpr unsigned long kSetCpuid2 = _IOC(_IOC_WRITE, KVMIO, 0x90, 8);
+
 struct SavedVcpu {
   std::uint32_t magic;
   std::uint32_t bytes;
@@ -166,15 +177,12 @@ Failure KvmBackend::CreateVm() {
 }
 
 Failure KvmBackend::SetCpuid() {
-  constexpr std::uint32_t kEntries = 256;
-  std::vector<std::uint8_t> storage(sizeof(kvm_cpuid2) + kEntries * sizeof(kvm_cpuid_entry2));
-  // SAFETY: `storage` is large enough for the header and kEntries entries, and aligned by new.
-  auto* cpuid = reinterpret_cast<kvm_cpuid2*>(storage.data());
-  cpuid->nent = kEntries;
-  if (ioctl(kvm_.get(), KVM_GET_SUPPORTED_CPUID, cpuid) != 0) {
+  const auto cpuid = std::make_unique<CpuidList>();
+  cpuid->count = kCpuidEntriesMax;
+  if (ioctl(kvm_.get(), kGetSupportedCpuid, cpuid.get()) != 0) {
     return FailErrno("KVM_GET_SUPPORTED_CPUID", errno);
   }
-  if (ioctl(vcpu_.get(), KVM_SET_CPUID2, cpuid) != 0) return FailErrno("KVM_SET_CPUID2", errno);
+  if (ioctl(vcpu_.get(), kSetCpuid2, cpuid.get()) != 0) return FailErrno("KVM_SET_CPUID2", errno);
   return std::nullopt;
 }
 
