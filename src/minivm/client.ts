@@ -125,6 +125,10 @@ export class MiniVmClient {
   programDone(timeoutMs = 60_000): Promise<GuestCounters> {
     return this.#json('GET', `/minivm/program/done?timeoutMs=${timeoutMs}`);
   }
+  /** Resolves when a program has finished this many passes (counted since it was set). */
+  waitForPasses(passes: number, timeoutMs = 60_000): Promise<GuestCounters> {
+    return this.#json('GET', `/minivm/program/done?passes=${passes}&timeoutMs=${timeoutMs}`);
+  }
   /** Runs a program that ends, to its end. */
   async run(program: ProgramBody, timeoutMs = 60_000): Promise<GuestCounters> {
     await this.program(program);

@@ -22,7 +22,11 @@ const size = z.coerce.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
 const range = z.strictObject({ offset: size, length: size.max(1024 * 1024 * 1024) });
 const pageRange = z.strictObject({ firstPage: size, pageCount: size });
 const at = z.strictObject({ offset: size });
-const within = z.strictObject({ timeoutMs: size.default(60_000) });
+const within = z.strictObject({
+  timeoutMs: size.default(60_000),
+  /** Wait for this many passes of the program, not for its end. */
+  passes: size.optional(),
+});
 const setName = z.enum(pageSets);
 
 const imageBytes = (vm: NativeVm): number => {
@@ -92,12 +96,13 @@ function programRoutes(app: Hono, guest: Guest): void {
     return noContent(c);
   });
   app.get('/program/done', async (c) => {
-    const { timeoutMs } = parseQuery(c, within);
+    const { timeoutMs, passes } = parseQuery(c, within);
     const deadline = performance.now() + timeoutMs;
     for (;;) {
       const counters = guest.vm.counters();
       if (counters.crash !== '') throw new VmmFault(`The guest crashed: ${counters.crash}`);
-      if (counters.idle) return c.json(counters);
+      const done = passes === undefined ? counters.idle : counters.passes >= passes;
+      if (done) return c.json(counters);
       if (performance.now() > deadline) {
         throw new VmmFault(`The program was not done within ${timeoutMs} ms`);
       }

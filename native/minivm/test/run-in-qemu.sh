@@ -52,6 +52,7 @@ cp /bin/busybox "$root/bin/sh"
 (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) > "$out/initramfs.gz"
 
 timeout 1500 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu EPYC,+svm \
-  -m 1024 -smp 2 -nic none -nographic -no-reboot -kernel "$(ls "$kernel"/boot/vmlinuz-*)" -initrd "$out/initramfs.gz" \
+  -m 1024 -smp 2 -nic none -nographic -no-reboot \
+  -kernel "$(ls "$kernel"/boot/vmlinuz-*)" -initrd "$out/initramfs.gz" \
   -append "console=ttyS0 quiet panic=-1 mitigations=off" 2>"$out/qemu.err" | tee "$out/log"
 grep -q 'machine_test kvm: exit 0' "$out/log"
