@@ -190,6 +190,7 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
     if (!args.ok()) return info.Env().Undefined();
     const auto rows = reader_->NextRows(cursor, bytes_max, rows_max, with_zeroed);
     auto array = Napi::BigUint64Array::New(info.Env(), rows.size() * 3);
+    if (array.IsEmpty()) return info.Env().Undefined();  // the worker is being terminated
     if (!rows.empty()) std::memcpy(array.Data(), rows.data(), rows.size() * sizeof(LayerRow));
     Napi::Object o = Napi::Object::New(info.Env());
     o.Set("rows", array);
@@ -269,6 +270,7 @@ struct CompressOutcome {
 Napi::Value CompressedValue(Napi::Env env, CompressOutcome& outcome) {
   if (outcome.used == UINT64_MAX) return env.Null();
   auto lengths = Napi::Uint32Array::New(env, outcome.lengths.size());
+  if (lengths.IsEmpty()) return env.Undefined();  // the worker is being terminated
   if (!outcome.lengths.empty()) {
     std::memcpy(lengths.Data(), outcome.lengths.data(), outcome.lengths.size() * 4);
   }
