@@ -106,7 +106,7 @@ function sendEvents(c: Context<ApiEnv>, captures: Captures, view: CaptureView): 
 export function captureRoutes({ captures }: { readonly captures: Captures }) {
   const known = (id: string): CaptureView => {
     const view = captures.getCapture(captureId(id));
-    if (view === undefined) throw refused('capture-missing', `there is no capture ${id}`);
+    if (view === undefined) throw refused('capture-unknown', `there is no capture ${id}`);
     return view;
   };
   return newRouter()

@@ -4,6 +4,8 @@ import type { ContentfulStatusCode } from 'hono/utils/http-status';
 import type { ArtifactErrorKind } from '../artifact/store.ts';
 import type { CatalogErrorKind, CatalogRefusalKind } from '../catalog/errors.ts';
 import type { RootsError } from '../config/roots.ts';
+import type { NodeDbFailureKind } from '../lineage/failures.ts';
+import type { VmmErrorKind } from '../vmm/errors.ts';
 import { Failure, type FailureDetail, type Result } from '../result.ts';
 
 /** Failures of the HTTP layer itself. */
@@ -15,37 +17,26 @@ export type RequestErrorKind =
   | 'idempotency-key-reused'
   | 'internal'
   | 'malformed-body'
-  | 'not-available'
   | 'route-missing'
-  | 'shutting-down'
   | 'unauthorized'
   | 'unsupported-media-type';
 
-/** Failures of attaching and capturing; what only later makes a capture abort has no status. */
+/** Failures of attaching and capturing that are not those of the parts below. */
 export type CaptureErrorKind =
-  | 'alias-invalid'
   | 'busy'
-  | 'capture-ended'
-  | 'capture-missing'
-  | 'capture-running'
-  | 'layout-changed'
-  | 'permission-denied'
-  | 'swap-on'
-  | 'tracking-off'
-  | 'tracking-unsupported'
-  | 'vm-conflict'
-  | 'vm-exists'
-  | 'vm-exited'
-  | 'vm-missing'
-  | 'vm-replaced'
-  | 'vmm-bad-answer'
-  | 'vmm-not-a-vmm'
-  | 'vmm-refused'
-  | 'vmm-timeout'
-  | 'vmm-unreachable';
+  | 'capture-not-cancellable'
+  | 'daemon-stopping'
+  | 'manifest-invalid'
+  | 'no-memory'
+  | 'not-offered'
+  | 'snapshot-without-memory'
+  | 'vm-id-invalid'
+  | 'vm-not-started';
 
 export type ProblemCode =
   | ArtifactErrorKind
+  | NodeDbFailureKind
+  | VmmErrorKind
   | CaptureErrorKind
   | CatalogErrorKind
   | CatalogRefusalKind
@@ -54,7 +45,6 @@ export type ProblemCode =
 
 /** Status of every failure that the API can answer with. The code in the document is the kind. */
 export const httpStatus = {
-  'alias-invalid': 422,
   'alias-taken': 409,
   'artifact-conflict': 409,
   'artifact-exists': 409,
@@ -64,9 +54,10 @@ export const httpStatus = {
   'body-too-large': 413,
   busy: 429,
   cancelled: 409,
-  'capture-ended': 409,
-  'capture-missing': 404,
+  'capture-not-cancellable': 409,
   'capture-running': 409,
+  'capture-step': 409,
+  'capture-unknown': 404,
   'catalog-busy': 503,
   'catalog-closed': 503,
   'catalog-corrupt': 500,
@@ -76,35 +67,49 @@ export const httpStatus = {
   'catalog-older': 500,
   'catalog-timeout': 504,
   'catalog-unavailable': 503,
+  'chain-moved': 409,
   'chain-too-deep': 409,
   'content-conflict': 409,
   'content-missing': 404,
+  'daemon-stopping': 503,
   'digest-mismatch': 500,
   forbidden: 403,
   'hold-conflict': 409,
   'hold-released': 409,
   'host-refused': 403,
+  'idempotency-conflict': 422,
   'idempotency-key-busy': 409,
   'idempotency-key-reused': 422,
   internal: 500,
   'layer-conflict': 409,
+  'layer-mismatch': 409,
   'layer-missing': 404,
+  'layer-unknown': 404,
   'layout-changed': 409,
+  'layout-unknown': 409,
   'malformed-body': 400,
+  'manifest-invalid': 500,
+  'memory-file-bad': 502,
+  'no-memory': 409,
+  'node-db-corrupt': 500,
+  'node-db-io': 500,
+  'node-db-locked': 503,
+  'node-db-newer': 500,
   'node-forgotten': 409,
   'node-unknown': 409,
-  'not-available': 501,
+  'not-offered': 501,
   'path-invalid': 422,
   'path-missing': 422,
   'path-outside-roots': 403,
   'permission-denied': 403,
   'request-invalid': 422,
   'route-missing': 404,
-  'shutting-down': 503,
+  'set-not-widened': 500,
   'snapshot-conflict': 409,
   'snapshot-invalid': 409,
   'snapshot-missing': 404,
   'snapshot-retired': 410,
+  'snapshot-without-memory': 409,
   'source-missing': 500,
   'store-io': 500,
   'store-no-space': 507,
@@ -114,11 +119,12 @@ export const httpStatus = {
   unauthorized: 401,
   'unsupported-media-type': 415,
   'upload-missing': 409,
-  'vm-conflict': 409,
   'vm-exists': 409,
   'vm-exited': 409,
-  'vm-missing': 404,
+  'vm-id-invalid': 422,
+  'vm-not-started': 409,
   'vm-replaced': 409,
+  'vm-unknown': 404,
   'vmm-bad-answer': 502,
   'vmm-not-a-vmm': 422,
   'vmm-refused': 502,
@@ -177,10 +183,7 @@ export function toProblem(failure: WithFacts, requestId: string): Record<string,
 }
 
 /** A failure of the HTTP layer, to throw. */
-export function refused(
-  kind: RequestErrorKind | 'request-invalid' | RootsError['kind'] | CaptureErrorKind,
-  message: string,
-): Failure {
+export function refused(kind: ProblemCode, message: string): Failure {
   return new Failure({ kind, message });
 }
 

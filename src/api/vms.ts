@@ -107,7 +107,7 @@ export function vmRoutes(deps: VmRoutesDeps) {
   const confined = (path: string): string => valueOf(confinePath(path, deps.socketRoots));
   const known = (id: string) => {
     const vm = captures.getVm(vmId(id));
-    if (vm === undefined) throw refused('vm-missing', `no VM ${id} is attached`);
+    if (vm === undefined) throw refused('vm-unknown', `no VM ${id} is attached`);
     return vm;
   };
   return newRouter()

@@ -210,12 +210,16 @@ const catalog = z
     statement_timeout: duration({ min: '100ms', max: '10m' })
       .prefault('10s')
       .describe('How long one statement may run on PostgreSQL.'),
-    busy_timeout: duration({ max: '5s' })
-      .prefault('100ms')
+    lock_timeout: duration({ min: '100ms', max: '5m' })
+      .prefault('10s')
       .describe(
-        'How long SQLite waits, blocking the daemon, for a lock that another process holds; ' +
-          'after that the transaction is retried without blocking.',
+        'How long a transaction is retried on locks and conflicts. The daemon is not blocked ' +
+          'meanwhile.',
       ),
+    migrations: z
+      .enum(['apply', 'check'])
+      .prefault('apply')
+      .describe('What to do at start when migrations are missing: apply them, or refuse to start.'),
   })
   .describe('The database of the catalog.');
 

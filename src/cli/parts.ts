@@ -1,0 +1,150 @@
+/** The parts of a daemon, opened in order and closed in reverse; the demo runs on the same ones. */
+import { accessSync, constants, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { FileArtifactStore } from '../artifact/file-store.ts';
+import { Engine } from '../capture/engine.ts';
+import { CaptureService, type ServiceDeps } from '../capture/service.ts';
+import { openCatalog, type OpenCatalog } from '../catalog/open.ts';
+import { systemClock } from '../clock.ts';
+import { catalogUrl, type Config } from '../config/load.ts';
+import { NodeDb } from '../lineage/node-db.ts';
+import type { Logger } from '../observability/log.ts';
+import { createTelemetry, type Telemetry } from '../observability/telemetry.ts';
+import { Cleanups } from '../pipeline/cleanups.ts';
+import { Failure, systemCode, type FailureDetail, type Result } from '../result.ts';
+import { nodeId } from '../units.ts';
+import { createObserver, walBytes } from './daemon-observer.ts';
+import { VERSION } from './version.ts';
+
+export interface Parts extends AsyncDisposable {
+  readonly config: Config;
+  readonly catalog: OpenCatalog;
+  readonly store: FileArtifactStore;
+  readonly nodeDb: NodeDb;
+  readonly service: CaptureService;
+  readonly telemetry: Telemetry;
+  readonly logger: Logger;
+}
+
+export function valueOf<T, E extends FailureDetail>(result: Result<T, E>): T {
+  if (result.ok) return result.value;
+  throw new Failure(result.error);
+}
+
+/** How a catalog is opened from the configuration. */
+export function catalogOptions({ catalog }: Pick<Config, 'catalog'>) {
+  return {
+    url: catalogUrl(catalog),
+    migrations: catalog.migrations,
+    poolMax: catalog.poolMax,
+    connectTimeoutMs: catalog.connectTimeout,
+    statementTimeoutMs: catalog.statementTimeout,
+    lockTimeoutMs: catalog.lockTimeout,
+  };
+}
+
+/** Makes the folders, or says which key names one that cannot be used. */
+export function makeFolders(config: Config): void {
+  const { state, layers, artifacts, staging } = config.paths;
+  for (const [key, path] of Object.entries({ state, layers, artifacts, staging })) {
+    try {
+      mkdirSync(path, { recursive: true, mode: 0o750 });
+      accessSync(path, constants.W_OK);
+    } catch (error) {
+      const why = systemCode(error) ?? String(error);
+      const message = `paths.${key}: ${path} cannot be made or written: ${why}`;
+      throw new Failure({ kind: 'folder-unusable', message });
+    }
+  }
+}
+
+const queueMaxima = (config: Config) => {
+  const { pipeline } = config;
+  const bounds = new Map<string, number>([
+    ['pause', pipeline.pause.queueMax],
+    ['dirty-bitmap', pipeline.dirtyBitmap.queueMax],
+    ['coalesce', pipeline.coalesce.queueMax],
+    ['read', pipeline.read.queueMax],
+    ['compact', pipeline.compact.queueMax],
+    ['commit', pipeline.commit.queueMax],
+    ['publish', pipeline.publish.queueMax],
+    ['resume', pipeline.resume.queueMax],
+  ]);
+  return (name: string) => bounds.get(name);
+};
+
+export interface OpenOptions {
+  readonly config: Config;
+  readonly logger: Logger;
+  readonly supervisor: ServiceDeps['supervisor'];
+}
+
+/** Throws `Failure` naming what cannot be opened; what was open is closed again. */
+export async function openParts(options: OpenOptions): Promise<Parts> {
+  const cleanups = new Cleanups();
+  try {
+    const parts = await open(options, cleanups);
+    return { ...parts, [Symbol.asyncDispose]: () => cleanups[Symbol.asyncDispose]() };
+  } catch (error) {
+    await cleanups[Symbol.asyncDispose]();
+    throw error;
+  }
+}
+
+async function open(options: OpenOptions, cleanups: Cleanups) {
+  const { config, logger, supervisor } = options;
+  const { observability } = config;
+  makeFolders(config);
+  const telemetry = createTelemetry({
+    nodeId: config.node.id,
+    version: VERSION,
+    otlpEndpoint: observability.otlpEndpoint,
+    otlpIntervalMs: observability.otlpInterval,
+    traceShare: observability.traceShare,
+  });
+  cleanups.defer(() => telemetry.close());
+  const nodeDbPath = join(config.paths.state, 'node.db');
+  const nodeDb = valueOf(NodeDb.open(nodeDbPath, systemClock));
+  cleanups.defer(() => nodeDb.close());
+  const catalog = valueOf(await openCatalog(catalogOptions(config)));
+  cleanups.defer(() => catalog.close());
+  const id = nodeId(config.node.id);
+  valueOf(await catalog.registerNode({ nodeId: id }));
+  const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+  const observer = createObserver({
+    metrics: telemetry.metrics,
+    tracer: telemetry.tracer,
+    logger,
+    queueMax: queueMaxima(config),
+    slabBudget: config.pipeline.slabBudget,
+  });
+  const engine = new Engine(config, observer);
+  cleanups.useAsync(engine);
+  const deps = { config, clock: systemClock, nodeDb, catalog, store, engine, observer };
+  const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
+  cleanups.defer(() => service.close());
+  cleanups.defer(observeParts(telemetry, service, nodeDb, nodeDbPath, config));
+  return { config, catalog, store, nodeDb, service, telemetry, logger };
+}
+
+function observeParts(
+  telemetry: Telemetry,
+  service: CaptureService,
+  nodeDb: NodeDb,
+  nodeDbPath: string,
+  config: Config,
+): () => void {
+  const { url } = config.catalog;
+  const catalogPath = url.startsWith('sqlite:') ? url.slice('sqlite:'.length) : undefined;
+  return telemetry.metrics.observe({
+    vms: () => {
+      const gone = service.listVms().filter((vm) => vm.state === 'gone').length;
+      return { attached: service.listVms().length - gone, gone };
+    },
+    pendingReleases: () => nodeDb.pendingReleases(10_000).length,
+    walBytes: () => [
+      { db: 'node', bytes: walBytes(nodeDbPath) },
+      ...(catalogPath === undefined ? [] : [{ db: 'catalog', bytes: walBytes(catalogPath) }]),
+    ],
+  });
+}
