@@ -3,6 +3,7 @@ import type { ColumnType } from 'kysely';
 import type { ArtifactKey, ContentId, LayerUuid } from '../units.ts';
 import { toArtifact } from './artifact.queries.ts';
 import type { Content, ContentArtifact, ContentHead } from './catalog.ts';
+import { chunks } from './database.ts';
 import type { Tx } from './database.ts';
 
 export interface ContentTable {
@@ -119,4 +120,71 @@ export async function findContent(tx: Tx, id: ContentId): Promise<Content | unde
     heads,
     artifacts: artifacts.map((row) => ({ name: row.name, artifact: toArtifact(row) })),
   };
+}
+
+/** Takes the contents away; returns what they needed, which may now be unused. */
+export async function deleteContents(
+  tx: Tx,
+  ids: readonly ContentId[],
+): Promise<{ layers: LayerUuid[]; artifacts: ArtifactKey[] }> {
+  const layers: LayerUuid[] = [];
+  const artifacts: ArtifactKey[] = [];
+  for (const some of chunks(ids)) {
+    const heads = await tx.db
+      .deleteFrom('content_head')
+      .where('content_id', 'in', some)
+      .returning('layer_uuid')
+      .execute();
+    const others = await tx.db
+      .deleteFrom('content_artifact')
+      .where('content_id', 'in', some)
+      .returning('artifact_key')
+      .execute();
+    await tx.db.deleteFrom('content').where('id', 'in', some).execute();
+    layers.push(...heads.map((row) => row.layer_uuid));
+    artifacts.push(...others.map((row) => row.artifact_key));
+  }
+  return { layers, artifacts };
+}
+
+/** The objects, manifests aside, that the contents need. */
+export async function selectArtifactKeys(
+  tx: Tx,
+  ids: readonly ContentId[],
+): Promise<ArtifactKey[]> {
+  const keys: ArtifactKey[] = [];
+  for (const some of chunks(ids)) {
+    const rows = await tx.db
+      .selectFrom('content_artifact')
+      .select('artifact_key')
+      .where('content_id', 'in', some)
+      .execute();
+    keys.push(...rows.map((row) => row.artifact_key));
+  }
+  return [...new Set(keys)];
+}
+
+/** Those of the objects that some content needs. */
+export async function selectSharedKeys(
+  tx: Tx,
+  keys: readonly ArtifactKey[],
+): Promise<Set<ArtifactKey>> {
+  const shared = new Set<ArtifactKey>();
+  for (const some of chunks(keys)) {
+    const rows = await tx.db
+      .selectFrom('artifact')
+      .select('artifact.key')
+      .where('artifact.key', 'in', some)
+      .where((eb) =>
+        eb.exists(
+          eb
+            .selectFrom('content_artifact')
+            .select('content_artifact.name')
+            .whereRef('content_artifact.artifact_key', '=', 'artifact.key'),
+        ),
+      )
+      .execute();
+    for (const { key } of rows) shared.add(key);
+  }
+  return shared;
 }

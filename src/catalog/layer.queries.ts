@@ -114,3 +114,9 @@ export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
     .execute();
   return rows.map(toLayer);
 }
+
+export async function deleteLayers(tx: Tx, uuids: readonly LayerUuid[]): Promise<void> {
+  for (const some of chunks(uuids)) {
+    await tx.db.deleteFrom('layer').where('uuid', 'in', some).execute();
+  }
+}

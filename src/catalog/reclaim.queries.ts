@@ -36,3 +36,98 @@ export async function insertReclaims(tx: Tx, artifacts: readonly StoredArtifact[
       .execute();
   }
 }
+
+export interface Claim {
+  readonly key: ArtifactKey;
+  readonly sizeBytes: Bytes;
+  /** Valid while the row still has it. */
+  readonly fence: number;
+}
+
+/** Takes objects that nobody is deleting, or whose deleter was given up on. Its fence outdates all before. */
+export async function claimReclaims(
+  tx: Tx,
+  claimant: string,
+  options: { limit: number; untilMs: number },
+): Promise<Claim[]> {
+  const free = await tx.db
+    .selectFrom('reclaim')
+    .select('artifact_key')
+    .where('claimed_until_ms', '<=', tx.nowMs)
+    .orderBy('claimed_until_ms')
+    .orderBy('artifact_key')
+    .limit(options.limit)
+    .$if(tx.rowLocks, (query) => query.forUpdate().skipLocked())
+    .execute();
+  const claims: Claim[] = [];
+  for (const some of chunks(free.map((row) => row.artifact_key))) {
+    const rows = await tx.db
+      .updateTable('reclaim')
+      .set((eb) => ({
+        fence: eb('fence', '+', 1),
+        claimed_until_ms: options.untilMs,
+        claimed_by: claimant,
+      }))
+      .where('artifact_key', 'in', some)
+      .returning(['artifact_key as key', 'size_bytes as sizeBytes', 'fence'])
+      .execute();
+    claims.push(...rows);
+  }
+  return claims;
+}
+
+export async function isCurrent(tx: Tx, claim: Claim): Promise<boolean> {
+  const row = await tx.db
+    .selectFrom('reclaim')
+    .select('fence')
+    .where('artifact_key', '=', claim.key)
+    .executeTakeFirst();
+  return row?.fence === claim.fence;
+}
+
+/** Their bytes are gone. Rows that somebody else claimed meanwhile stay that one's. */
+export async function finishReclaims(
+  tx: Tx,
+  claimant: string,
+  keys: readonly ArtifactKey[],
+): Promise<void> {
+  for (const some of chunks(keys)) {
+    await tx.db
+      .deleteFrom('reclaim')
+      .where('artifact_key', 'in', some)
+      .where('claimed_by', '=', claimant)
+      .execute();
+  }
+}
+
+/** Gives up what was claimed and not deleted, so that others need not wait for the claim to run out. */
+export async function unclaimReclaims(
+  tx: Tx,
+  claimant: string,
+  keys: readonly ArtifactKey[],
+): Promise<void> {
+  for (const some of chunks(keys)) {
+    await tx.db
+      .updateTable('reclaim')
+      .set({ claimed_until_ms: 0, claimed_by: null })
+      .where('artifact_key', 'in', some)
+      .where('claimed_by', '=', claimant)
+      .execute();
+  }
+}
+
+export interface Backlog {
+  readonly objects: number;
+  readonly bytes: number;
+}
+
+export async function reclaimBacklog(tx: Tx): Promise<Backlog> {
+  const row = await tx.db
+    .selectFrom('reclaim')
+    .select((eb) => [
+      eb.fn.countAll<number>().as('objects'),
+      eb.cast<number | null>(eb.fn.sum('size_bytes'), 'bigint').as('bytes'),
+    ])
+    .executeTakeFirstOrThrow();
+  return { objects: row.objects, bytes: row.bytes ?? 0 };
+}

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, describe } from 'vitest';
+import { afterAll, beforeAll, describe, test } from 'vitest';
 import { newArtifact } from '../../src/artifact/store.ts';
 import type { StoredArtifact } from '../../src/artifact/store.ts';
 import type { NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
@@ -12,7 +12,7 @@ import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import type { Result } from '../../src/result.ts';
 import { bytes, contentId, digest, layerUuid, nodeId, snapshotId } from '../../src/units.ts';
 import type { LayerUuid } from '../../src/units.ts';
-import { postgresServer } from './postgres-server.ts';
+import { TestPostgres, postgresMissing } from './postgres-server.ts';
 
 export interface TestDialect {
   readonly name: 'sqlite' | 'postgres';
@@ -34,13 +34,23 @@ export function onEachDialect(what: string, suite: (dialect: TestDialect) => voi
       },
     });
   });
-  const server = postgresServer();
-  if (!server.available) {
-    describe.skip(`${what} on PostgreSQL: ${server.reason}`, () => undefined);
+  const missing = postgresMissing();
+  if (missing !== null) {
+    describe.skip(`${what} on PostgreSQL: ${missing}`, () => {
+      test('skipped', () => undefined);
+    });
     return;
   }
   describe(`${what} on PostgreSQL`, () => {
-    suite({ name: 'postgres', newUrl: server.newDatabase });
+    let server: TestPostgres | undefined;
+    beforeAll(async () => {
+      server = await TestPostgres.start();
+    });
+    afterAll(() => server?.[Symbol.asyncDispose]());
+    suite({
+      name: 'postgres',
+      newUrl: () => server?.newDatabase() ?? Promise.reject(new Error('no server')),
+    });
   });
 }
 
