@@ -1,7 +1,7 @@
 /** Real catalogs for tests: one suite, run on every dialect that this machine has. */
 import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { fastFolder } from './temp.ts';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, test } from 'vitest';
 import { newArtifact } from '../../src/artifact/store.ts';
@@ -28,7 +28,7 @@ export function onEachDialect(what: string, suite: (dialect: TestDialect) => voi
     suite({
       name: 'sqlite',
       newUrl: async () => {
-        const folder = await mkdtemp(join(tmpdir(), 'varve-catalog-'));
+        const folder = await mkdtemp(join(fastFolder, 'varve-catalog-'));
         folders.push(folder);
         return `sqlite:${join(folder, 'catalog.db')}`;
       },

@@ -7,7 +7,7 @@ import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, rmSync } from 'node:fs';
 import { chmod, chown, mkdtemp, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { fastFolder } from './temp.ts';
 import { join } from 'node:path';
 import { randomUUID } from 'node:crypto';
 import pg from 'pg';
@@ -73,7 +73,7 @@ export class TestPostgres implements AsyncDisposable {
     options: { durable?: boolean; settings?: Readonly<Record<string, string>> } = {},
   ): Promise<TestPostgres> {
     if (process.env['TEST_DATABASE_URL'] !== undefined) return new TestPostgres(null, []);
-    const folder = await mkdtemp(join(tmpdir(), 'varve-pg-'));
+    const folder = await mkdtemp(join(fastFolder, 'varve-pg-'));
     await chmod(folder, 0o700);
     if (asUser.uid !== undefined) await chown(folder, NOBODY, NOBODY);
     const settings = {

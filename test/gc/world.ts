@@ -1,0 +1,167 @@
+/** A catalog with a real store: what is published has bytes that can be read. */
+import { createHash, randomUUID } from 'node:crypto';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { fastFolder } from '../catalog/temp.ts';
+import { join } from 'node:path';
+import { FileArtifactStore } from '../../src/artifact/file-store.ts';
+import type { StoredArtifact } from '../../src/artifact/store.ts';
+import type { Layer, NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
+import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
+import { openCatalog } from '../../src/catalog/open.ts';
+import { Collector, gcDefaults } from '../../src/gc/collector.ts';
+import type { GcConfig, GcReport } from '../../src/gc/collector.ts';
+import { bytes, contentId, digest, layerUuid, snapshotId } from '../../src/units.ts';
+import type { ContentId, LayerUuid, NodeId } from '../../src/units.ts';
+import { NODE, value } from '../catalog/catalogs.ts';
+import type { Shape, TestDialect } from '../catalog/catalogs.ts';
+
+export const signal = new AbortController().signal;
+
+export class World implements AsyncDisposable {
+  readonly catalog: OpenCatalog;
+  readonly store: FileArtifactStore;
+  readonly url: string;
+  readonly folder: string;
+  readonly #others: OpenCatalog[] = [];
+
+  private constructor(catalog: OpenCatalog, store: FileArtifactStore, url: string, folder: string) {
+    this.catalog = catalog;
+    this.store = store;
+    this.url = url;
+    this.folder = folder;
+  }
+
+  static async open(dialect: TestDialect, config: Partial<CatalogConfig> = {}): Promise<World> {
+    const url = await dialect.newUrl();
+    const folder = await mkdtemp(join(fastFolder, 'varve-world-'));
+    const catalog = value(await openCatalog({ url, ...config }));
+    const store = value(await FileArtifactStore.open({ root: join(folder, 'store') }));
+    value(await catalog.registerNode({ nodeId: NODE }));
+    return new World(catalog, store, url, folder);
+  }
+
+  /** The same database through another connection, as another process would have. */
+  async another(config: Partial<CatalogConfig> = {}): Promise<OpenCatalog> {
+    const catalog = value(await openCatalog({ url: this.url, ...config }));
+    this.#others.push(catalog);
+    return catalog;
+  }
+
+  collector(config: Partial<GcConfig> = {}, catalog: OpenCatalog = this.catalog): Collector {
+    return new Collector(
+      { database: catalog.database, store: this.store, name: 'test' },
+      { ...gcDefaults, ...config },
+    );
+  }
+
+  async collect(config: Partial<GcConfig> = {}): Promise<GcReport> {
+    return value(await this.collector(config).run({}, signal));
+  }
+
+  /** Records an upload and stores its bytes: random ones, or the given. */
+  async stored(
+    kind: NewUpload['kind'],
+    content: string = randomUUID(),
+    node: NodeId = NODE,
+  ): Promise<StoredArtifact> {
+    const facts = {
+      kind,
+      digest: digest(`sha256:${createHash('sha256').update(content).digest('hex')}`),
+      sizeBytes: bytes(Buffer.byteLength(content)),
+    };
+    const [artifact] = value(await this.catalog.recordUpload({ nodeId: node, artifacts: [facts] }));
+    if (artifact === undefined) throw new Error('no upload');
+    const sourcePath = join(this.folder, randomUUID());
+    await writeFile(sourcePath, content);
+    value(await this.store.put({ artifact, sourcePath, signal }));
+    await rm(sourcePath, { force: true });
+    return artifact;
+  }
+
+  async prepare(shape: Shape = {}): Promise<PublishRequest> {
+    const node = shape.node ?? NODE;
+    let below = shape.on ?? null;
+    const layers = [];
+    for (let count = 0; count < (shape.layers ?? 1); count += 1) {
+      const uuid = layerUuid(randomUUID());
+      const artifact = await this.stored('layer', undefined, node);
+      layers.push({ uuid, predecessor: below, virtualBytes: bytes(4096), artifact });
+      below = uuid;
+    }
+    return {
+      snapshotId: snapshotId(randomUUID()),
+      contentId: contentId(randomUUID()),
+      sourceVm: shape.sourceVm ?? 'vm-1',
+      nodeId: node,
+      createdAtMs: shape.createdAtMs ?? 1,
+      manifest: await this.stored('manifest', undefined, node),
+      layers,
+      heads: below === null ? [] : [{ role: 'memory', layer: below }],
+      artifacts: [{ name: 'vm-state', artifact: await this.stored('vm-state', undefined, node) }],
+      alias: shape.alias,
+    };
+  }
+
+  async publish(shape: Shape = {}): Promise<PublishRequest> {
+    const request = await this.prepare(shape);
+    value(await this.catalog.publish(request));
+    return request;
+  }
+
+  /** Every byte a content needs, whole chains included; fails the test if one is missing. */
+  async readable(id: ContentId): Promise<number> {
+    const content = value(await this.catalog.findContent(id));
+    const objects = [content.manifest, ...content.artifacts.map(({ artifact }) => artifact)];
+    for (const { layer } of content.heads) {
+      const chain: readonly Layer[] = value(await this.catalog.lineage(layer));
+      objects.push(...chain.map(({ artifact }) => artifact));
+    }
+    for (const artifact of objects) value(await this.store.verify(artifact, signal));
+    return objects.length;
+  }
+
+  async objects(): Promise<string[]> {
+    const keys: string[] = [];
+    for await (const { key, name } of this.store.list(signal)) keys.push(key ?? name);
+    return keys.sort();
+  }
+
+  /** Rows per table, to see that nothing is left. */
+  async rows(): Promise<Record<string, number>> {
+    const tables = [
+      'alias',
+      'artifact',
+      'candidate_content',
+      'candidate_layer',
+      'content',
+      'content_artifact',
+      'content_head',
+      'hold',
+      'layer',
+      'reclaim',
+      'snapshot',
+      'upload',
+      'volume',
+    ] as const;
+    return await this.catalog.database.read('rows', async (tx) => {
+      const counts: Record<string, number> = {};
+      for (const table of tables) {
+        const row = await tx.db
+          .selectFrom(table)
+          .select((eb) => eb.fn.countAll<number>().as('count'))
+          .executeTakeFirstOrThrow();
+        counts[table] = row.count;
+      }
+      return counts;
+    });
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await Promise.all(this.#others.map((catalog) => catalog.close()));
+    await this.catalog.close();
+    await rm(this.folder, { recursive: true, force: true });
+  }
+}
+
+export const layersOf = (request: PublishRequest): LayerUuid[] =>
+  request.layers.map(({ uuid }) => uuid);
