@@ -71,7 +71,7 @@ export class Harness implements AsyncDisposable {
     cleanups.defer(() => this.catalog.close());
     const id = nodeId('test-node');
     valueOf(await this.catalog.registerNode({ nodeId: id }));
-    this.store = valueOf(await FileArtifactStore.open(config.paths.artifacts));
+    this.store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
     const engine = new Engine(config, silentObserver);
     cleanups.useAsync(engine);
     this.service = await CaptureService.start({
