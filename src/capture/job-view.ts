@@ -4,13 +4,12 @@ import type { CaptureResult, CaptureStatus, CaptureView, StageReport } from './t
 
 /** What is kept of a finished run beside the job's own columns. */
 export interface KeptResult {
-  readonly result: CaptureResult;
+  readonly result: CaptureResult | null;
   readonly stages: readonly StageReport[];
   readonly vmRunning: boolean | null;
 }
 
-export function keptJson(view: CaptureView): string | null {
-  if (view.result === null) return null;
+export function keptJson(view: CaptureView): string {
   const kept: KeptResult = {
     result: view.result,
     stages: view.stages,

@@ -218,9 +218,7 @@ export class CaptureService implements Captures {
     const { nodeDb, observer } = this.#deps;
     if (this.#byVm.get(run.vm.vmId) === run) this.#byVm.delete(run.vm.vmId);
     this.#runs.delete(run.captureId);
-    const json = keptJson(run.view());
-    if (json === null) return;
-    const kept = nodeDb.setResult(run.captureId, json);
+    const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
   }
 

@@ -275,3 +275,24 @@ function boundary(
   if (span.imageEnd === next.imageStart) return span.imageEnd;
   return end === nextStart ? end : null;
 }
+
+/** Anonymous memory of exactly the guest's size, where there is one such mapping and no other. */
+export function singleRegion(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
+  const fitting = vmas.filter(
+    (vma) => vma.writable && vma.file === null && Number(vma.end - vma.start) === imageBytes,
+  );
+  const [only] = fitting;
+  if (fitting.length !== 1 || only === undefined) return null;
+  const length = bytes(imageBytes);
+  return {
+    regions: [
+      {
+        guestAddress: null,
+        hostAddress: hostAddress(only.start),
+        imageOffset: bytes(0),
+        length,
+      },
+    ],
+    imageBytes: length,
+  };
+}

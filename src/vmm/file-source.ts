@@ -12,7 +12,7 @@ import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, fileExtents } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
 import { MIB, bytes, hostAddress, pagesExact } from '../units.ts';
-import { fileLayout, type Vma } from './address-map.ts';
+import { fileLayout, singleRegion } from './address-map.ts';
 import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
@@ -169,27 +169,6 @@ function unmappedLayout(imageBytes: number): MemoryLayout {
     length,
   };
   return { regions: [region], imageBytes: length };
-}
-
-/** Anonymous memory of exactly the guest's size, where there is one such mapping and no other. */
-function singleRegion(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
-  const fitting = vmas.filter(
-    (vma) => vma.writable && vma.file === null && Number(vma.end - vma.start) === imageBytes,
-  );
-  const [only] = fitting;
-  if (fitting.length !== 1 || only === undefined) return null;
-  const length = bytes(imageBytes);
-  return {
-    regions: [
-      {
-        guestAddress: null,
-        hostAddress: hostAddress(only.start),
-        imageOffset: bytes(0),
-        length,
-      },
-    ],
-    imageBytes: length,
-  };
 }
 
 /** A Diff is merged into a file that is already there, whose old extents would count as dirty. */

@@ -5,7 +5,7 @@
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
-import { completeSpans, fileLayout, writableRuns } from './address-map.ts';
+import { completeSpans, fileLayout, singleRegion, writableRuns, type Vma } from './address-map.ts';
 import type { VmmClient } from './client.ts';
 import { decodeDirtyRanges, type DirtyRanges } from './dirty-ranges.ts';
 import type { VmmEpochs } from './epochs.ts';
@@ -184,10 +184,13 @@ function requireAgreement(ranges: DirtyRanges, layout: MemoryLayout, socketPath:
 
 function anonymousLayout(
   ranges: DirtyRanges,
-  vmas: Parameters<typeof writableRuns>[0],
+  vmas: readonly Vma[],
   socketPath: string,
 ): { readonly regions: MemoryLayout['regions'] } {
-  const regions = completeSpans(ranges.spans, writableRuns(vmas), ranges.imageBytes);
+  const regions =
+    ranges.spans.length === 0
+      ? (singleRegion(vmas, ranges.imageBytes)?.regions ?? null)
+      : completeSpans(ranges.spans, writableRuns(vmas), ranges.imageBytes);
   if (regions !== null) return { regions };
   const message =
     `where the memory regions of the VM at ${socketPath} begin and end cannot be told from its ` +

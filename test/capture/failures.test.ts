@@ -21,12 +21,14 @@ async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: never): Pr
 
 describe('a VMM that', () => {
   const cases = [
-    { on: 'pause', action: 'refuse', kind: 'vmm-refused', resumes: 0 },
-    { on: 'dirty', action: 'refuse', kind: 'vmm-refused', resumes: 1 },
-    { on: 'dirty', action: 'garbage', kind: 'vmm-bad-answer', resumes: 1 },
-    { on: 'snapshot-create', action: 'refuse', kind: 'vmm-refused', resumes: 1 },
+    { on: 'pause', skip: 0, action: 'refuse', kind: 'vmm-refused', resumes: 0 },
+    // The layout is asked for before the pause, by the first of these requests; the set by the second.
+    { on: 'dirty', skip: 0, action: 'refuse', kind: 'vmm-refused', resumes: 0 },
+    { on: 'dirty', skip: 1, action: 'refuse', kind: 'vmm-refused', resumes: 1 },
+    { on: 'dirty', skip: 1, action: 'garbage', kind: 'vmm-bad-answer', resumes: 1 },
+    { on: 'snapshot-create', skip: 0, action: 'refuse', kind: 'vmm-refused', resumes: 1 },
   ] as const;
-  test.each(cases)('$action at $on fails the capture with $kind', async (c) => {
+  test.each(cases)('$action at $on (after $skip) fails the capture with $kind', async (c) => {
     await using harness = await Harness.make();
     await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
@@ -34,7 +36,7 @@ describe('a VMM that', () => {
     await harness.published(vmId);
     await vm.run({ pages: { firstPage: 1100, pageCount: 20 }, value: 6 });
     await vm.clearRequests();
-    await vm.fault({ on: c.on, action: c.action });
+    await vm.fault({ on: c.on, action: c.action, skip: c.skip });
     const failed = await harness.capture(vmId);
     await vm.clearFaults();
     expect(failed.status).toBe('aborted');
@@ -52,7 +54,7 @@ describe('a VMM that', () => {
     await using harness = await Harness.make();
     await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
-    await vm.fault({ on: 'dirty', action: 'hang' });
+    await vm.fault({ on: 'dirty', action: 'hang', skip: 1 });
     const failed = await harness.capture(vmId, { pauseDeadlineMs: 200 });
     await vm.clearFaults();
     expect(failed.failure?.kind).toBe('pause-deadline');
@@ -131,6 +133,7 @@ test('of two captures of one VM, one runs and the other is refused with its id',
     expect(answer.error.facts).toEqual({ runningCaptureId: running });
   }
   const view = await harness.service.waitFor(running as never, never);
+  expect(view.failure).toBeNull();
   expect(view.status).toBe('published');
   expect(await pausesAndResumes(vm)).toEqual({ pauses: 1, resumes: 1 });
 });
@@ -145,6 +148,7 @@ test.each([false, true])(
     await vm.clearRequests();
     if (fails) await vm.fault({ on: 'dirty', action: 'refuse' });
     const view = await harness.capture(vmId);
+    expect(view.failure?.message).toBe(fails ? expect.anything() : undefined);
     expect(view.status).toBe(fails ? 'aborted' : 'published');
     expect((await vm.info()).state).toBe('Paused');
     expect(await pausesAndResumes(vm)).toEqual({ pauses: 0, resumes: 0 });
