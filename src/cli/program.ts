@@ -2,6 +2,7 @@
 import { Command, CommanderError } from 'commander';
 import { addConfigCommands } from './config.ts';
 import { exitCodeOf, exitCodes, reportError } from './context.ts';
+import { addDemo } from './demo.ts';
 import { addMigrate } from './migrate.ts';
 import { addServe } from './serve.ts';
 import { addSnapshotCommands } from './snapshots.ts';
@@ -19,6 +20,7 @@ export function buildProgram(): Command {
     .showHelpAfterError('(varve --help shows what there is)')
     .exitOverride();
   addServe(program);
+  addDemo(program);
   addVmCommands(program);
   addSnapshotCommands(program);
   addMigrate(program);
