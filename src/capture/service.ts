@@ -3,13 +3,14 @@
  * callers, and node.db outlives the daemon.
  */
 import { randomUUID } from 'node:crypto';
-import { mkdir } from 'node:fs/promises';
+import { mkdir, rm } from 'node:fs/promises';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog } from '../catalog/catalog.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
+import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { err, ok, type Result } from '../result.ts';
 import {
@@ -22,6 +23,7 @@ import {
 import { bindVm } from './attach.ts';
 import type { Engine } from './engine.ts';
 import { failureOf } from './failure.ts';
+import { startChildren } from './fork.ts';
 import { hostFacts } from './host-facts.ts';
 import { keptJson, viewOfJob } from './job-view.ts';
 import { localChain } from './launch-chain.ts';
@@ -99,7 +101,7 @@ export class CaptureService implements Captures {
       const trackingMode = request.trackingMode ?? this.#deps.config.memorySnapshot.trackingMode;
       const bound = await bindVm(this.#deps.config, { ...request, trackingMode }, signal);
       if (!bound.ok) return refused(bound.error);
-      return await this.#attachBound(bound.value, request, false, signal);
+      return await this.#attachBound(bound.value, request, { byUs: false }, signal);
     } catch (error) {
       return refused(failureOf(error));
     }
@@ -108,7 +110,7 @@ export class CaptureService implements Captures {
   async #attachBound(
     handle: VmHandle,
     request: AttachRequest,
-    launchedByUs: boolean,
+    launched: { readonly byUs: boolean; readonly prepared?: string },
     signal: AbortSignal,
   ): Promise<Outcome<VmView>> {
     const { nodeDb } = this.#deps;
@@ -133,11 +135,12 @@ export class CaptureService implements Captures {
         trackingMode: handle.source.kind,
         imageBytes: null,
         launchParent: chain?.layers ?? [],
-        trackedSinceLaunch: launchedByUs || handle.facts.state === 'Not started',
+        trackedSinceLaunch: launched.byUs || handle.facts.state === 'Not started',
         factsJson: JSON.stringify({
           version: handle.facts.version,
           capabilities: handle.facts.capabilities,
           hold: chain === null ? null : hold,
+          prepared: launched.prepared ?? null,
         }),
       });
       if (!attached.ok) return refused(attached.error);
@@ -166,8 +169,9 @@ export class CaptureService implements Captures {
     const detached = nodeDb.detachVm(id);
     if (!detached.ok) return refused(detached.error, runningFacts(detached.error));
     this.#vms.drop(id);
-    const facts = JSON.parse(detached.value.factsJson) as { readonly hold?: string | null };
-    if (typeof facts.hold === 'string') nodeDb.queueRelease(holdId(facts.hold));
+    const facts = factsOf(detached.value);
+    if (facts.hold !== null) nodeDb.queueRelease(holdId(facts.hold));
+    await this.#removePrepared(facts.prepared);
     const deleted = await deleteUnneededLayers(nodeDb);
     if (!deleted.ok) observer.warn('unneeded layers could not be deleted', deleted.error as never);
     return ok(null);
@@ -262,10 +266,29 @@ export class CaptureService implements Captures {
     return view;
   }
 
-  fork(id: VmId, request: ForkRequest): Promise<Outcome<ForkView>> {
-    void id;
-    void request;
-    return Promise.resolve(refused({ kind: 'not-offered', message: 'forks are not offered yet' }));
+  async fork(id: VmId, request: ForkRequest): Promise<Outcome<ForkView>> {
+    const { children, ...captureRequest } = request;
+    const mode = this.#vms.handle(id)?.source.kind;
+    const started = await this.startCapture(id, captureRequest);
+    if (!started.ok) return started;
+    if (mode === undefined) return refused(vmUnknown(id));
+    const { signal } = this.#stopping;
+    const capture = await this.waitFor(started.value.captureId, signal);
+    if (capture.status !== 'published' || capture.result === null) {
+      return refused(capture.failure ?? { kind: 'internal', message: 'the capture has no result' });
+    }
+    const launchParent = capture.result.snapshotId;
+    const deps = {
+      ...this.#deps,
+      trackingMode: mode,
+      attach: (child: VmHandle, prepared: string) => {
+        const { socketPath } = child.client;
+        const launched = { byUs: true, prepared };
+        return this.#attachBound(child, { socketPath, launchParent }, launched, signal);
+      },
+    };
+    const made = await startChildren(deps, capture.captureId, launchParent, children, signal);
+    return ok({ capture, children: made });
   }
 
   async close(): Promise<void> {
@@ -282,6 +305,13 @@ export class CaptureService implements Captures {
     void work.finally(() => this.#background.delete(work));
   }
 
+  /** The memory file of a fork's children goes with the last of them. */
+  async #removePrepared(folder: string | null): Promise<void> {
+    if (folder === null) return;
+    const used = this.#deps.nodeDb.listVms().some((vm) => factsOf(vm).prepared === folder);
+    if (!used) await rm(folder, { recursive: true, force: true });
+  }
+
   #publishLater(job: CaptureJob): void {
     this.#track(this.#publisher.publishUntilDone(job, this.#deps, this.#stopping.signal));
   }
@@ -296,6 +326,12 @@ export class CaptureService implements Captures {
     }
     return known.error.kind === 'request-invalid' ? known.error : null;
   }
+}
+
+/** What the record of a VM keeps for this room. */
+function factsOf(vm: VmRecord): { readonly hold: string | null; readonly prepared: string | null } {
+  const facts = JSON.parse(vm.factsJson) as { hold?: string | null; prepared?: string | null };
+  return { hold: facts.hold ?? null, prepared: facts.prepared ?? null };
 }
 
 function refused(error: ServiceError, facts?: ServiceError['facts']): Result<never, ServiceError> {

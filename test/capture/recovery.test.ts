@@ -1,0 +1,63 @@
+import { expect, test } from 'vitest';
+import { allHashes, firstDifference, Harness } from './harness.ts';
+
+test('a daemon that starts again finds its VMs, chains and captures', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
+  const base = await harness.published(vmId);
+  await harness.stop();
+  await harness.start();
+  const found = harness.service.getVm(vmId);
+  expect(found?.state).toBe('attached');
+  expect(found?.memoryParent).toBe(base.layer);
+  expect(harness.service.listCaptures(vmId)[0]?.result?.digest).toBe(base.digest);
+  await vm.run({ pages: { firstPage: 3000, pageCount: 5 }, value: 2 });
+  const expected = await allHashes(vm);
+  const next = await harness.published(vmId);
+  expect(next.predecessor).toBe(base.layer);
+  await using copy = await harness.restore(next.snapshotId);
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+});
+
+test('a capture whose catalog is gone is committed, its VM runs, and it is published later', async () => {
+  const failures: string[] = [];
+  await using harness = await Harness.make(
+    { pipeline: { publish: { retry_min: '10ms', retry_max: '100ms' } } },
+    { publishFailed: (_capture, failure) => failures.push(failure.kind) },
+  );
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
+  await harness.catalog.close();
+  const started = await harness.startCapture(vmId, { resumeAfter: 'commit' });
+  for (;;) {
+    const view = harness.service.getCapture(started.captureId);
+    if (view?.status === 'committed' || view?.endedAtMs !== null) break;
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  expect(harness.service.getCapture(started.captureId)?.status).toBe('committed');
+  expect(harness.service.getVm(vmId)?.epoch).toBe(2);
+  await harness.stop();
+  expect(failures.length).toBeGreaterThan(0);
+  await harness.start();
+  for (;;) {
+    if (harness.service.getCapture(started.captureId)?.status === 'published') break;
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  const page = await harness.catalog.list({});
+  expect(page.ok && page.value.snapshots).toHaveLength(1);
+  expect((await vm.info()).state).toBe('Running');
+});
+
+test('the same idempotency key with the same request is the same capture, with another it is refused', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const first = await harness.capture(vmId, { idempotencyKey: 'k1', resumeAfter: 'copy' });
+  const again = await harness.startCapture(vmId, { idempotencyKey: 'k1', resumeAfter: 'copy' });
+  expect(again.captureId).toBe(first.captureId);
+  const other = await harness.service.startCapture(vmId, { idempotencyKey: 'k1' });
+  expect(other.ok ? '' : other.error.kind).toBe('idempotency-conflict');
+});
