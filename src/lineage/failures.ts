@@ -31,8 +31,10 @@ export type NodeDbError =
   | { readonly kind: 'layer-unknown'; readonly message: string }
   /** A layer that contradicts what node.db knows: another digest under its uuid, a wrong parent. */
   | { readonly kind: 'layer-mismatch'; readonly message: string }
-  /** The VM's chain is not what was compacted, or a capture is active on it. */
-  | { readonly kind: 'chain-moved'; readonly message: string };
+  /** The VM's memory parent is not what the compaction covers. */
+  | { readonly kind: 'chain-moved'; readonly message: string }
+  | { readonly kind: 'compaction-unknown'; readonly message: string }
+  | { readonly kind: 'compaction-running'; readonly message: string };
 
 export type NodeDbFailureKind = NodeDbError['kind'];
 
@@ -53,6 +55,8 @@ export const retryable = {
   'layer-unknown': false,
   'layer-mismatch': false,
   'chain-moved': true,
+  'compaction-unknown': false,
+  'compaction-running': true,
 } satisfies Record<NodeDbFailureKind, boolean>;
 
 /** Leaves the transaction it is thrown in: everything in it is undone. */

@@ -27,6 +27,8 @@ export interface LocalLayer extends LayerRef {
   readonly managed: boolean;
   /** The catalog has it. */
   readonly published: boolean;
+  /** How often its oldest bytes were rewritten by compaction: 0 as captured. */
+  readonly generation: number;
 }
 
 /** A chain, bottom to top; its head is the last. */
@@ -52,6 +54,7 @@ interface LayerRow {
   readonly virtual_bytes: number;
   readonly managed: number;
   readonly published: number;
+  readonly generation: number;
 }
 
 const toLayer = (row: LayerRow): LocalLayer => ({
@@ -65,10 +68,12 @@ const toLayer = (row: LayerRow): LocalLayer => ({
   depth: row.depth,
   managed: row.managed === 1,
   published: row.published === 1,
+  generation: row.generation,
 });
 
 const columns =
-  'uuid, below_uuid, depth, path, digest, size_bytes, data_bytes, virtual_bytes, managed, published';
+  'uuid, below_uuid, depth, path, digest, size_bytes, data_bytes, virtual_bytes, managed, ' +
+  'published, generation';
 
 /** A layer that is known and not being deleted. */
 export function findLayer(db: Database, uuid: LayerUuid): LocalLayer | undefined {
@@ -113,6 +118,8 @@ export function markPublished(db: Database, head: LayerUuid): void {
 export interface LayerFlags {
   readonly managed: boolean;
   readonly published: boolean;
+  /** Default 0. */
+  readonly generation?: number;
 }
 
 /** Adds a layer on top of `layer.parentUuid`; one that is known already must be the same one. */
@@ -152,7 +159,7 @@ export function addLayer(
   }
   run(
     db,
-    `INSERT INTO local_layer (${columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+    `INSERT INTO local_layer (${columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
     layer.uuid,
     below,
     depth,
@@ -163,6 +170,7 @@ export function addLayer(
     layer.virtualBytes,
     flags.managed ? 1 : 0,
     flags.published ? 1 : 0,
+    flags.generation ?? 0,
   );
 }
 

@@ -4,6 +4,8 @@ import type { Clock } from '../clock.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import { err, Failure, ok } from '../result.ts';
 import type { CaptureId, HoldId, LayerUuid, SnapshotId, VmId } from '../units.ts';
+import * as compactions from './compactions.queries.ts';
+import type { ChainSwap, PendingCompaction } from './compactions.queries.ts';
 import * as epochs from './epochs.ts';
 import type {
   AbortOptions,
@@ -251,6 +253,30 @@ export class NodeDb {
   /** After their files are gone. */
   forgetLayers(uuids: readonly LayerUuid[]): Outcome<void> {
     return this.#change((db) => layers.forgetLayers(db, uuids));
+  }
+
+  // Compaction of memory parents: the invariants are in compactions.queries.ts
+
+  beginCompaction(vmId: VmId, id: string): Outcome<ChainRef> {
+    return this.#change((db, nowMs) => compactions.begin(db, vmId, id, nowMs));
+  }
+
+  /** Before the file is made; it goes again unless the chain is swapped. */
+  addCompactionFile(id: string, path: string): Outcome<void> {
+    return this.#change((db) => compactions.addFile(db, id, path));
+  }
+
+  swapChain(id: string, swap: ChainSwap): Outcome<ChainRef> {
+    return this.#change((db) => compactions.swap(db, id, swap));
+  }
+
+  /** After its files are gone. */
+  abandonCompaction(id: string): Outcome<void> {
+    return this.#change((db) => compactions.abandon(db, id));
+  }
+
+  pendingCompactions(): PendingCompaction[] {
+    return compactions.pending(this.#db);
   }
 
   // Catalog holds to release

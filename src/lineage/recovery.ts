@@ -7,13 +7,15 @@
  * 2. captures short of `sealed` abort, files first, then the record; a `sealed` one whose file is whole
  *    is committed, since every check of its copy had passed;
  * 3. committed captures are handed over for publishing;
- * 4. temporary files that nobody owns go, then layers that nothing needs.
+ * 4. compactions short of their swap are given up, files first; they are planned anew;
+ * 5. temporary files that nobody owns go, then layers that nothing needs.
  *
  * Each action may be repeated: a crash during recovery is followed by the same plan again.
  */
 import type { FailureDetail, Result } from '../result.ts';
-import { assert, unreachable } from '../result.ts';
+import { assert, ok, unreachable } from '../result.ts';
 import type { CaptureId, VmId } from '../units.ts';
+import type { PendingCompaction } from './compactions.queries.ts';
 import type { CaptureJob } from './jobs.queries.ts';
 import { deleteUnneededLayers } from './local-files.ts';
 import type { NodeDb } from './node-db.ts';
@@ -24,6 +26,7 @@ export type VmIdentity = 'same' | 'exited' | 'replaced';
 export interface RecoveryState {
   readonly vms: readonly VmRecord[];
   readonly unfinished: readonly CaptureJob[];
+  readonly compactions: readonly PendingCompaction[];
 }
 
 export interface RecoveryFacts {
@@ -47,6 +50,11 @@ export type RecoveryAction =
     }
   | { readonly kind: 'commit-capture'; readonly captureId: CaptureId }
   | { readonly kind: 'publish-capture'; readonly captureId: CaptureId }
+  | {
+      readonly kind: 'abandon-compaction';
+      readonly compactionId: string;
+      readonly removeFiles: readonly string[];
+    }
   | { readonly kind: 'remove-file'; readonly path: string }
   | { readonly kind: 'delete-layers' };
 
@@ -68,6 +76,9 @@ export function planRecovery(state: RecoveryState, facts: RecoveryFacts): Recove
     publishes.push({ kind: 'publish-capture', captureId });
   }
   actions.push(...publishes);
+  for (const { compactionId, scratchPaths } of state.compactions) {
+    actions.push({ kind: 'abandon-compaction', compactionId, removeFiles: scratchPaths });
+  }
   for (const path of facts.temporaryFiles) actions.push({ kind: 'remove-file', path });
   actions.push({ kind: 'delete-layers' });
   return actions;
@@ -118,7 +129,11 @@ export async function recover(
   hooks: RecoveryHooks,
   signal: AbortSignal,
 ): Promise<RecoveryReport> {
-  const state = { vms: db.listVms(), unfinished: db.unfinishedJobs() };
+  const state = {
+    vms: db.listVms(),
+    unfinished: db.unfinishedJobs(),
+    compactions: db.pendingCompactions(),
+  };
   const plan = planRecovery(state, await gatherFacts(state, hooks));
   const done: RecoveryAction[] = [];
   const failed: { action: RecoveryAction; failure: FailureDetail }[] = [];
@@ -142,6 +157,17 @@ async function gatherFacts(state: RecoveryState, hooks: RecoveryHooks): Promise<
   return { identity, fileBytes, temporaryFiles: await hooks.temporaryFiles() };
 }
 
+async function removeAll(
+  paths: readonly string[],
+  hooks: RecoveryHooks,
+): Promise<Result<void, FailureDetail>> {
+  for (const path of paths) {
+    const removed = await hooks.removeFile(path);
+    if (!removed.ok) return removed;
+  }
+  return ok(undefined);
+}
+
 async function perform(
   db: NodeDb,
   hooks: RecoveryHooks,
@@ -155,12 +181,14 @@ async function perform(
     }
     case 'forget-pause':
       return db.clearPaused(action.vm.vmId, action.captureId);
-    case 'abort-capture':
-      for (const path of action.removeFiles) {
-        const removed = await hooks.removeFile(path);
-        if (!removed.ok) return removed;
-      }
-      return db.abort(action.captureId, action.failure);
+    case 'abort-capture': {
+      const removed = await removeAll(action.removeFiles, hooks);
+      return removed.ok ? db.abort(action.captureId, action.failure) : removed;
+    }
+    case 'abandon-compaction': {
+      const removed = await removeAll(action.removeFiles, hooks);
+      return removed.ok ? db.abandonCompaction(action.compactionId) : removed;
+    }
     case 'commit-capture':
       return db.commit(action.captureId);
     case 'publish-capture': {

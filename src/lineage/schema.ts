@@ -103,7 +103,20 @@ CREATE TABLE release_queue (
 ) STRICT, WITHOUT ROWID;
 `;
 
-const steps: readonly string[] = [step1];
+const step2 = `
+-- How often the layer's oldest bytes were rewritten: 0 as captured.
+ALTER TABLE local_layer ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
+
+-- At most one compaction of a VM's memory parent; the files that it may leave.
+CREATE TABLE compaction (
+  compaction_id TEXT PRIMARY KEY NOT NULL,
+  vm_id TEXT NOT NULL UNIQUE,
+  scratch_json TEXT NOT NULL,
+  started_at_ms INTEGER NOT NULL
+) STRICT;
+`;
+
+const steps: readonly string[] = [step1, step2];
 
 /** The version this program writes. */
 export const schemaVersion = steps.length;
