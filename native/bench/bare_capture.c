@@ -4,17 +4,17 @@
  *   bare_capture --pid P --ranges FILE [--mode readv|capture] [--threads N] [--out PATH]
  *                [--batch-bytes B] [--early-writeback]
  *
- * FILE holds pairs of little-endian 64-bit numbers: host address, length. Ranges are cut into batches
- * of at most B bytes and 1024 iovecs; threads take batches from a shared counter.
+ * FILE holds pairs of little-endian 64-bit numbers: host address, length. Ranges are cut into
+ * batches of at most B bytes and 1024 iovecs; threads take batches from a shared counter.
  *
  *   readv    one process_vm_readv pass over all ranges into one arena, touched beforehand.
- *   capture  each thread reads a batch into its own buffer, touched beforehand and used over and over,
- *            and pwrites it; one fsync at the end. --early-writeback also asks the kernel to start
- *            writing each batch at once (sync_file_range), so that the fsync has less to wait for.
+ *   capture  each thread reads a batch into its own buffer, touched beforehand and used over and
+ *            over, and pwrites it; one fsync at the end. --early-writeback also asks the kernel to
+ *            start writing each batch at once (sync_file_range): the fsync has less to wait for.
  *
- * Prints one JSON object. `seconds` is wall time from the moment all threads are ready to the end of
- * the last step; read_seconds and write_seconds are summed over threads. The checksum is the sum of all
- * 64-bit words, taken outside of the measured time. Exit status 1: a system call failed, as said.
+ * Prints one JSON object. `seconds` is wall time from the moment all threads are ready to the end
+ * of the last step; read_seconds and write_seconds are summed over threads. The checksum is the sum
+ * of all 64-bit words, outside of the measured time. Exit status 1: a system call failed, as said.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,6 +1,7 @@
 // The addon: stateless, so that the main thread and any number of workers may load it, side by side
-// and over and over. A worker may be terminated while a function here runs: every call into JavaScript
-// that follows fails, so what makes an array must look whether it got one. State of a later binding hangs off the env (SetInstanceData), never off statics.
+// and over and over. A worker may be terminated while a function here runs: every call into
+// JavaScript that follows fails, so what makes an array must look whether it got one. State of a
+// later binding hangs off the env (SetInstanceData), never off statics.
 #include <napi.h>
 
 #include "binding/args.hpp"

@@ -95,8 +95,8 @@ __attribute__((target("sse4.2"))) void ThreeStreams(std::uint32_t& crc, const st
       c = _mm_crc32_u64(c, Load(at + 2 * std::size_t{kStride} + i));
     }
     using Shift = ZerosShift<kStride>;
-    crc = Shift::Apply(Shift::Apply(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b)) ^
-          static_cast<std::uint32_t>(c);
+    crc = Shift::Apply(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b);
+    crc = Shift::Apply(crc) ^ static_cast<std::uint32_t>(c);
     at += 3 * std::size_t{kStride};
     left -= 3 * std::size_t{kStride};
   }

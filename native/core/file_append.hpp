@@ -18,8 +18,9 @@ struct WriteOutcome {
 };
 
 // Writes the iovecs one after another at file offset `offset`, starting `from` bytes into them (the
-// bytes_done of an earlier call). Short writes go on where they ended; EINTR and EAGAIN are retried;
-// a write of nothing is EIO. Returns when done, cancelled, failed, or when the slice is over.
+// bytes_done of an earlier call). Short writes go on where they ended; EINTR and EAGAIN are
+// retried; a write of nothing is EIO. Returns when done, cancelled, failed, or when the slice is
+// over.
 WriteOutcome WriteAll(int fd, std::span<const iovec> iovecs, std::uint64_t offset,
                       std::uint64_t from, const Slice& slice,
                       const Syscalls& sys = RealSyscalls(),

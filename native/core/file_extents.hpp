@@ -13,7 +13,8 @@ struct ScanOutcome {
 };
 
 // Sets the bits of the pages that a data extent touches, from file offset `from` on, up to
-// `page_count` pages. Moves the descriptor's file offset. A file system without holes reports all data.
+// `page_count` pages. Moves the descriptor's file offset. A file system without holes reports all
+// data.
 ScanOutcome ScanFileExtents(int fd, std::uint64_t from, std::uint64_t page_count, Bits bits,
                             const Slice& slice) noexcept;
 

@@ -5,9 +5,9 @@
 
 namespace varve {
 
-// Reads rows of the file, at their image offsets, into dest one after another. Rows that lie next to
-// each other in the file are read together. Short reads go on; EINTR and EAGAIN are retried; the end
-// of the file inside a row is ENODATA, with the offset as `address`. Never throws.
+// Reads rows of the file, at their image offsets, into dest one after another. Rows that lie next
+// to each other in the file are read together. Short reads go on; EINTR and EAGAIN are retried; the
+// end of the file inside a row is ENODATA, with the offset as `address`. Never throws.
 ReadOutcome ReadFileRows(int fd, const ReadRequest& request, const Slice& slice,
                          const Syscalls& sys = RealSyscalls()) noexcept;
 

@@ -17,7 +17,7 @@ struct ReadOutcome {
   std::uint64_t bytes_done;  // of all rows, counted from the first row's first byte
   std::uint64_t syscalls;    // made by this call
   std::uint64_t stalled_ns;  // how long ENOMEM has lasted without one byte read; 0 after progress
-  std::uint64_t address;     // with EFAULT: the page that could not be read; with a file: its offset
+  std::uint64_t address;     // with EFAULT: the page that cannot be read; of a file: the offset
   int error;                 // 0, or the errno of the failing call
   bool done;                 // every row is read
   bool cancelled;

@@ -71,7 +71,8 @@ std::vector<Row> AllRows(const Image& image, const CoalesceLimits& limits, std::
   std::vector<Row> rows(max_rows);
   std::uint64_t page = 0;
   while (page < image.page_count) {
-    const auto batch = CoalesceBatch(image.bits, image.page_count, image.regions, page, limits, rows);
+    const auto batch =
+        CoalesceBatch(image.bits, image.page_count, image.regions, page, limits, rows);
     CHECK(batch.next_page > page);
     CHECK(batch.bytes <= limits.batch_bytes && batch.row_count <= max_rows);
     std::uint64_t bytes = 0;

@@ -90,8 +90,8 @@ class Mapping {
   void* memory_;
 };
 
-// A forked child that runs `prepare` on its copy of our memory and then waits to be killed. It tells
-// through a pipe when it is ready, so nothing here sleeps.
+// A forked child that runs `prepare` on its copy of our memory and then waits to be killed. It
+// tells through a pipe when it is ready, so nothing here sleeps.
 class Child {
  public:
   template <typename Prepare>

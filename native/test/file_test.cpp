@@ -41,7 +41,8 @@ void RowsOfAFile() {
     std::uint64_t at = 0;
     for (std::uint64_t i = random.Below(200); i > 0; --i) {
       if (random.Below(2) == 0) at = random.Below(bytes.size());  // else next to the one before
-      const std::uint64_t length = random.Below(std::min<std::uint64_t>(500, bytes.size() - at + 1));
+      const std::uint64_t most = std::min<std::uint64_t>(500, bytes.size() - at + 1);
+      const std::uint64_t length = random.Below(most);
       rows.push_back({0, at, length});
       const auto* from = bytes.data() + at;
       expected.insert(expected.end(), from, from + length);
@@ -171,7 +172,8 @@ void ExtentsAreWhatWasWritten() {
   const std::vector<std::byte> page(kPageBytes, std::byte{1});
   for (int i = 0; i < 40; ++i) {
     const std::uint64_t at = i == 0 ? 0 : i == 1 ? kPages - 1 : random.Below(kPages);
-    CHECK_EQ(::pwrite(fd.get(), page.data(), kPageBytes, static_cast<off_t>(at * kPageBytes)), 4096);
+    const auto offset = static_cast<off_t>(at * kPageBytes);
+    CHECK_EQ(::pwrite(fd.get(), page.data(), kPageBytes, offset), 4096);
     BitmapSetRange(expected, at, 1);
   }
   CHECK(Extents(fd, kPages) == expected);

@@ -66,7 +66,8 @@ void AFullBacklogEndsWithTheSlice() {
   std::memcpy(address.sun_path, folder.path.data(), folder.path.size());
   for (;;) {
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) break;
+    const auto* target = reinterpret_cast<const sockaddr*>(&address);
+    if (::connect(fd.get(), target, sizeof address) != 0) break;
     waiting.push_back(std::move(fd));
   }
   script = Script{};

@@ -88,8 +88,8 @@ void ManySinglePages() {
   }
 }
 
-// A hole of the child's at page 7 of 16, made by `make_hole`, is reported exactly, whichever row and
-// offset the read comes from.
+// A hole of the child's at page 7 of 16, made by `make_hole`, is reported exactly, whichever row
+// and offset the read comes from.
 template <typename MakeHole>
 void HoleAtPage7(MakeHole make_hole) {
   Mapping memory(16 * kPageBytes);

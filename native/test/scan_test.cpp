@@ -160,10 +160,12 @@ constexpr std::array kFacts{
     Fact{"crc: checksums of the format notes", ChecksumsOfTheFormatNotes},
     Fact{"crc: checksums of every length, seed, and cut", ChecksumsOfEveryLength},
     Fact{"pagemap: resident pages are the touched ones", ResidentPagesAreTheTouchedOnes},
-    Fact{"pagemap: private pages of a file are the written ones", PrivatePagesOfAFileAreTheWrittenOnes},
+    Fact{"pagemap: private pages of a file are the written ones",
+         PrivatePagesOfAFileAreTheWrittenOnes},
     Fact{"pagemap: an unmapped range matches nothing", AnUnmappedRangeMatchesNothing},
     Fact{"pagemap: nobody is ESRCH", PagemapOfNobodyIsEsrch},
-    Fact{"touching keeps contents and makes pages resident", TouchingKeepsContentsAndMakesPagesResident},
+    Fact{"touching keeps contents and makes pages resident",
+         TouchingKeepsContentsAndMakesPagesResident},
 };
 
 }  // namespace

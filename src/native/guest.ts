@@ -110,7 +110,7 @@ export interface CoalesceOptions {
   readonly pageCount: number;
   /** Where to go on: 0, then the `nextPage` of the batch before. */
   readonly fromPage: number;
-  /** Rows of {@link REGION_COLUMNS}: ascending, adjacent, `pageCount` pages in all, or RangeError. */
+  /** Rows of {@link REGION_COLUMNS}: ascending, adjacent, `pageCount` pages in all; RangeError. */
   readonly regions: BigUint64Array;
   /** Most bytes of one batch; whole pages. */
   readonly batchBytes: number;
@@ -280,7 +280,7 @@ export function fileExtents(fd: number, pageCount: number): { bits: Uint8Array; 
 
 export interface PagemapOptions {
   readonly pid: number;
-  /** Rows of {@link REGION_COLUMNS}: ascending, adjacent, `pageCount` pages in all, or RangeError. */
+  /** Rows of {@link REGION_COLUMNS}: ascending, adjacent, `pageCount` pages in all; RangeError. */
   readonly regions: BigUint64Array;
   readonly pageCount: number;
   /** `resident`: present or swapped. `private`: that, and not file-backed. */
@@ -333,7 +333,7 @@ export function peerCredentials(socketPath: string): PeerCredentials {
   }
 }
 
-/** A descriptor that stands for this process and no later one of its number; `fd` is -1 on error. */
+/** A descriptor that stands for this process and no later one of its number; `fd` -1 on error. */
 export const pidfdOpen = (pid: number): { fd: number; error: number } => addon().pidfdOpen(pid);
 /** Whether the process of a pidfd has exited; a zombie has. */
 export const pidfdExited = (fd: number): boolean => addon().pidfdExited(fd);
@@ -359,7 +359,7 @@ export function prefault(view: Uint8Array): void {
 }
 
 /**
- * Address of a view's first byte. Large SharedArrayBuffers start 16 bytes into a page; an arena that
- * wants its slabs on pages skips the difference.
+ * Address of a view's first byte. Large SharedArrayBuffers start 16 bytes into a page; an arena
+ * that wants its slabs on pages skips the difference.
  */
 export const viewAddress = (view: Uint8Array): bigint => addon().viewAddress(view);

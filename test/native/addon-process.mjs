@@ -1,5 +1,5 @@
 /**
- * A process of its own that loads the addon the way a scenario says, so that a test can look at how it
+ * A process of its own that loads the addon as a scenario says, so that a test can look at how it
  * ends: run by addon.test.ts as `node addon-process.mjs ADDON SCENARIO`. Prints one JSON object.
  */
 import { readdirSync } from 'node:fs';
@@ -11,7 +11,7 @@ const PAGE = 4096;
 const require = createRequire(import.meta.url);
 const self = fileURLToPath(import.meta.url);
 
-/** Reads `source` of this very process through the kernel, round after round; marks each in `state`. */
+/** Reads `source` of this process through the kernel, round after round; marks each in `state`. */
 function readOwnMemory(addon, { state, source, dest, rounds }) {
   const pages = source.length / PAGE;
   const rows = BigUint64Array.of(addon.viewAddress(source), 0n, BigInt(pages * PAGE));
