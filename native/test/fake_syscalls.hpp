@@ -14,11 +14,13 @@ namespace varve::test {
 struct Script {
   std::deque<int> errors;         // each next call fails with the first of these; 0 lets it pass
   int error_always = 0;           // every call fails with this
+  bool move_nothing = false;      // calls succeed and move no byte
   Random* shorten = nullptr;      // calls move a random part of what they are asked for
   std::uint64_t now_ns = 1;       // moves only by the costs below
   std::uint64_t call_cost_ns = 0;
   std::uint64_t calls = 0;
   std::size_t iovecs_max = 0;     // longest array seen
+  std::uint64_t bytes_max = 0;    // most bytes one call was asked for
   std::uint64_t slept_ns = 0;
   std::int32_t* set_on_call = nullptr;  // set to 1 by the call numbered set_call
   std::uint64_t set_call = 0;
@@ -45,6 +47,7 @@ inline bool Fails(std::size_t iovec_count) {
 inline std::deque<iovec> Shorten(const iovec* iovecs, std::size_t count) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < count; ++i) total += iovecs[i].iov_len;
+  script.bytes_max = std::max(script.bytes_max, total);
   std::uint64_t left = total;
   if (script.shorten != nullptr && total > 1) left = 1 + script.shorten->Below(total);
   std::deque<iovec> cut;
@@ -60,6 +63,7 @@ inline ssize_t FakeReadv(pid_t, const iovec* local, unsigned long local_count, c
                          unsigned long remote_count, unsigned long flags) {
   CHECK(local_count == 1 && remote_count > 0 && remote_count <= kIovecsMax && flags == 0);
   if (Fails(remote_count)) return -1;
+  if (script.move_nothing) return 0;
   auto* to = static_cast<std::byte*>(local->iov_base);
   std::uint64_t done = 0;
   for (const iovec& from : Shorten(remote, remote_count)) {
@@ -72,6 +76,7 @@ inline ssize_t FakeReadv(pid_t, const iovec* local, unsigned long local_count, c
 
 inline ssize_t FakePreadv(int fd, const iovec* iov, int count, off_t offset) {
   if (Fails(static_cast<std::size_t>(count))) return -1;
+  if (script.move_nothing) return 0;
   const auto cut = Shorten(iov, static_cast<std::size_t>(count));
   return ::preadv(fd, &cut.front(), 1, offset);
 }
@@ -79,6 +84,7 @@ inline ssize_t FakePreadv(int fd, const iovec* iov, int count, off_t offset) {
 inline ssize_t FakePwritev(int fd, const iovec* iov, int count, off_t offset) {
   CHECK(count > 0 && static_cast<std::size_t>(count) <= kIovecsMax);
   if (Fails(static_cast<std::size_t>(count))) return -1;
+  if (script.move_nothing) return 0;
   ssize_t done = 0;
   for (const iovec& from : Shorten(iov, static_cast<std::size_t>(count))) {
     done += ::pwrite(fd, from.iov_base, from.iov_len, offset + done);

@@ -62,6 +62,7 @@ void RowsOfAFile() {
       CHECK_EQ(out.error, 0);
     }
     CHECK(dest == expected);
+    CHECK(script.bytes_max <= request.call_bytes_max);
   }
 }
 
@@ -114,9 +115,12 @@ void ShortWritesGoOn() {
     script.errors = {EINTR, 0, EAGAIN};
     WriteOutcome out{};
     while (!out.done) {
+      const std::uint64_t call_bytes_max = 1 + random.Below(100'000);
+      script.bytes_max = 0;
       out = WriteAll(fd.get(), pieces.iovecs, 7, out.bytes_done, Slice(kFake, nullptr), kFake,
-                     1 + random.Below(100'000));
+                     call_bytes_max);
       CHECK_EQ(out.error, 0);
+      CHECK(script.bytes_max <= call_bytes_max);
     }
     CHECK_EQ(out.bytes_done, pieces.joined.size());
     if (pieces.joined.empty()) continue;
@@ -146,6 +150,12 @@ void WritesThatFailSaySo() {
     CHECK_EQ(cut.bytes_done, 10 * kPageBytes + 2048);
     CHECK_EQ(cut.syscalls, 2u);
   });
+
+  // A kernel that takes nothing and says nothing would be asked for ever.
+  script = Script{};
+  script.move_nothing = true;
+  out = WriteAll(full.get(), {&all, 1}, 0, 0, Slice(kFake, nullptr), kFake);
+  CHECK(out.error == EIO && out.syscalls == 1);
 
   std::int32_t word = 1;
   out = WriteAll(full.get(), {&all, 1}, 0, 0, Slice(RealSyscalls(), &word));

@@ -188,6 +188,7 @@ void ShortReadsGoOn() {
     CHECK(out.done && out.error == 0);
     CHECK_EQ(out.bytes_done, expected.size());
     CHECK(reading.dest == expected);
+    CHECK(script.bytes_max <= reading.request.call_bytes_max);
   }
 }
 
@@ -243,6 +244,11 @@ void ACancelledReadMakesNoFurtherCall() {
 }
 
 void AnEmptyReadIsDone() {
+  // One that should not be empty is an error: it would be asked for ever.
+  script = Script{};
+  script.move_nothing = true;
+  const auto nothing = Reading({{4096, 0, 4096}}).Once(1, kFake);
+  CHECK(nothing.error == EIO && nothing.syscalls == 1 && !nothing.done);
   CHECK(Reading({}).Once(1).done);
   CHECK(Reading({{4096, 0, 0}}).Once(1).done);
   CHECK_EQ(RowBytes(std::array{Row{0, 0, ~std::uint64_t{0}}, Row{0, 0, 1}}), ~std::uint64_t{0});
