@@ -2,6 +2,7 @@
 #include <napi.h>
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@ namespace minivm {
 namespace {
 
 constexpr double kAbiVersion = 1;
+// `,{"base_host_virt_addr":` and so on, and three numbers.
+constexpr std::size_t kRangeTextBytesMax = 120;
 
 void Throw(Napi::Env env, const std::string& message) {
   Napi::Error::New(env, message).ThrowAsJavaScriptException();
@@ -28,6 +31,15 @@ Napi::Value ToBuffer(Napi::Env env, const std::vector<std::uint8_t>& bytes) {
   return Napi::Buffer<std::uint8_t>::Copy(env, bytes.data(), bytes.size());
 }
 
+Napi::Value ToText(Napi::Env env, const std::string& text) { return Napi::String::New(env, text); }
+
+void Append(std::string& text, const char* key, std::uint64_t value) {
+  char digits[20];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value);
+  text += key;
+  text.append(digits, end.ptr);
+}
+
 std::uint64_t Number(const Napi::Value& value) {
   return static_cast<std::uint64_t>(value.As<Napi::Number>().Int64Value());
 }
@@ -39,26 +51,28 @@ std::string Text(const Napi::Object& object, const char* key) {
 class Vm final : public Napi::ObjectWrap<Vm> {
  public:
   static Napi::Function Define(Napi::Env env) {
-    return DefineClass(env, "Vm", {InstanceMethod<&Vm::Pause>("pause"),
-                                   InstanceMethod<&Vm::Resume>("resume"),
-                                   InstanceMethod<&Vm::Program>("program"),
-                                   InstanceMethod<&Vm::Counters>("counters"),
-                                   InstanceMethod<&Vm::ResetGap>("resetGap"),
-                                   InstanceMethod<&Vm::DeviceWrite>("deviceWrite"),
-                                   InstanceMethod<&Vm::ReadBytes>("readBytes"),
-                                   InstanceMethod<&Vm::HashPages>("hashPages"),
-                                   InstanceMethod<&Vm::Remove>("remove"),
-                                   InstanceMethod<&Vm::SetReadable>("setReadable"),
-                                   InstanceMethod<&Vm::AddRegion>("addRegion"),
-                                   InstanceMethod<&Vm::DropRegion>("dropRegion"),
-                                   InstanceMethod<&Vm::Regions>("regions"),
-                                   InstanceMethod<&Vm::Bits>("bits"),
-                                   InstanceMethod<&Vm::Runs>("runs"),
-                                   InstanceMethod<&Vm::ResetDirty>("resetDirty"),
-                                   InstanceMethod<&Vm::Epoch>("epoch"),
-                                   InstanceMethod<&Vm::WriteMemory>("writeMemory"),
-                                   InstanceMethod<&Vm::SaveVcpu>("saveVcpu"),
-                                   InstanceMethod<&Vm::SaveWindow>("saveWindow")});
+    return DefineClass(env, "Vm",
+                       {InstanceMethod<&Vm::Pause>("pause"),
+                        InstanceMethod<&Vm::Resume>("resume"),
+                        InstanceMethod<&Vm::Program>("program"),
+                        InstanceMethod<&Vm::Counters>("counters"),
+                        InstanceMethod<&Vm::ResetGap>("resetGap"),
+                        InstanceMethod<&Vm::DeviceWrite>("deviceWrite"),
+                        InstanceMethod<&Vm::ReadBytes>("readBytes"),
+                        InstanceMethod<&Vm::HashPages>("hashPages"),
+                        InstanceMethod<&Vm::Remove>("remove"),
+                        InstanceMethod<&Vm::SetReadable>("setReadable"),
+                        InstanceMethod<&Vm::AddRegion>("addRegion"),
+                        InstanceMethod<&Vm::DropRegion>("dropRegion"),
+                        InstanceMethod<&Vm::Regions>("regions"),
+                        InstanceMethod<&Vm::Bits>("bits"),
+                        InstanceMethod<&Vm::RangesJson>("rangesJson"),
+                        InstanceMethod<&Vm::BitsJson>("bitsJson"),
+                        InstanceMethod<&Vm::ResetDirty>("resetDirty"),
+                        InstanceMethod<&Vm::Epoch>("epoch"),
+                        InstanceMethod<&Vm::WriteMemory>("writeMemory"),
+                        InstanceMethod<&Vm::SaveVcpu>("saveVcpu"),
+                        InstanceMethod<&Vm::SaveWindow>("saveWindow")});
   }
 
   explicit Vm(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Vm>(info) {
@@ -238,25 +252,49 @@ class Vm final : public Napi::ObjectWrap<Vm> {
     return out;
   }
 
-  // Rows of 3: host address, image offset, bytes. Runs do not cross regions.
-  Napi::Value Runs(const Napi::CallbackInfo& info) {
+  // JSON text, printed here because a capture waits for it while the VM is paused:
+  // [{"base_host_virt_addr":…,"image_offset":…,"length":…},…]. Runs do not cross regions.
+  Napi::Value RangesJson(const Napi::CallbackInfo& info) {
     std::vector<Bitmap> sets;
     if (!CollectNamed(info, sets)) return info.Env().Undefined();
-    std::vector<std::uint64_t> rows;
-    const auto& regions = machine_->memory().regions();
-    for (std::size_t i = 0; i < regions.size(); ++i) {
-      const Region& region = *regions[i];
-      ForEachRun(sets[i], region.pages, [&](std::uint64_t first, std::uint64_t count) {
-        // SAFETY: an address as a number, as above.
-        rows.push_back(reinterpret_cast<std::uint64_t>(region.host) + first * kPageBytes);
-        rows.push_back(region.image_offset + first * kPageBytes);
-        rows.push_back(count * kPageBytes);
+    std::uint64_t runs = 0;
+    for (const Bitmap& bits : sets) {
+      ForEachRun(bits, bits.size() * 64, [&](std::uint64_t, std::uint64_t) {
+        ++runs;
         return true;
       });
     }
-    auto out = Napi::BigUint64Array::New(info.Env(), rows.size());
-    std::copy(rows.begin(), rows.end(), out.Data());
-    return out;
+    std::string text = "[";
+    text.reserve(2 + runs * kRangeTextBytesMax);
+    const auto& regions = machine_->memory().regions();
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+      const Region& region = *regions[i];
+      // SAFETY: an address as a number, as above.
+      const auto host = reinterpret_cast<std::uint64_t>(region.host);
+      ForEachRun(sets[i], region.pages, [&](std::uint64_t first, std::uint64_t count) {
+        text += text.size() > 1 ? ",{" : "{";
+        Append(text, "\"base_host_virt_addr\":", host + first * kPageBytes);
+        Append(text, ",\"image_offset\":", region.image_offset + first * kPageBytes);
+        Append(text, ",\"length\":", count * kPageBytes);
+        text += '}';
+        return true;
+      });
+    }
+    text += ']';
+    return ToText(info.Env(), text);
+  }
+
+  // JSON text: [word,word,…], all regions one after the other.
+  Napi::Value BitsJson(const Napi::CallbackInfo& info) {
+    std::vector<Bitmap> sets;
+    if (!CollectNamed(info, sets)) return info.Env().Undefined();
+    std::string text = "[";
+    text.reserve(1U << 20);
+    for (const Bitmap& bits : sets) {
+      for (const std::uint64_t word : bits) Append(text, text.size() > 1 ? "," : "", word);
+    }
+    text += ']';
+    return ToText(info.Env(), text);
   }
 
   Napi::Value ResetDirty(const Napi::CallbackInfo& info) {

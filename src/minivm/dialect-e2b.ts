@@ -3,9 +3,6 @@ import { PAGE_BYTES } from '../units.ts';
 import { jsonText } from './answer.ts';
 import type { Guest } from './guest.ts';
 
-/** Words as a JSON array, each with all its digits. */
-const words = (bits: BigUint64Array): string => `[${bits.join(',')}]`;
-
 /**
  * What E2B's Firecracker adds. A bitmap has one bit per page, least significant first, each region
  * padded to a whole 64-bit word. Bitmaps need a paused VM; reading them clears nothing.
@@ -24,8 +21,8 @@ export function e2bRoutes(app: Hono, guest: Guest): void {
   });
   app.get('/memory', (c) => {
     const vm = guest.pausedVm;
-    const resident = vm.bits('resident');
-    return jsonText(c, `{"resident":${words(resident)},"empty":${words(vm.bits('empty'))}}`);
+    const resident = vm.bitsJson('resident');
+    return jsonText(c, `{"resident":${resident},"empty":${vm.bitsJson('empty')}}`);
   });
-  app.get('/memory/dirty', (c) => jsonText(c, `{"bitmap":${words(guest.pausedVm.bits('dirty'))}}`));
+  app.get('/memory/dirty', (c) => jsonText(c, `{"bitmap":${guest.pausedVm.bitsJson('dirty')}}`));
 }

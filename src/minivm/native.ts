@@ -23,8 +23,10 @@ export interface NativeVm {
   regions(): BigUint64Array;
   /** Words of all regions one after the other, each region padded to a whole word. */
   bits(set: PageSet): BigUint64Array;
-  /** Rows of 3: host address, image offset, bytes. Runs do not cross regions. */
-  runs(set: PageSet): BigUint64Array;
+  /** JSON text: `[{"base_host_virt_addr":…,"image_offset":…,"length":…},…]`, exact digits. */
+  rangesJson(set: PageSet): string;
+  /** JSON text: the words of `bits`, exact digits. */
+  bitsJson(set: PageSet): string;
   resetDirty(): void;
   epoch(action: 'begin' | 'commit' | 'abort' | 'status'): EpochStatus;
   /** Writes the memory file: the pages of `set`, or everything. Synced when it returns. */

@@ -1,14 +1,17 @@
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import type { MiniVm } from '../../src/minivm/launch.ts';
+import { loadNative } from '../../src/minivm/native.ts';
 import { GIB } from '../../src/units.ts';
 
-export const hasKvm = existsSync('/dev/kvm');
-if (!hasKvm) console.log('no /dev/kvm here: the KVM guest is not tested, only the thread guest');
+const whyNotKvm = loadNative().probeKvm();
+if (whyNotKvm !== '')
+  console.log(`only the thread guest is tested, not the KVM guest: ${whyNotKvm}`);
 
 /** The guests that this machine can run. */
-export const guests: readonly ('kvm' | 'thread')[] = hasKvm ? ['kvm', 'thread'] : ['thread'];
+export const guests: readonly ('kvm' | 'thread')[] =
+  whyNotKvm === '' ? ['kvm', 'thread'] : ['thread'];
 
 /** Two regions, the second from 4 GiB on: 16 MiB and 8 MiB. */
 export const twoRegions = [
