@@ -6,7 +6,7 @@
 
 #include "binding/layer_values.hpp"
 #include "binding/register.hpp"
-#include "core/layer_compress.hpp"
+#include "core/layer_digest.hpp"
 #include "core/layer_flatten.hpp"
 
 namespace varve {
@@ -31,7 +31,8 @@ Napi::Object LayerFacts(Napi::Env env, const OpenedLayer& layer, std::uint64_t e
   const auto codec = parsed.compressed ? parsed.zfile.header.codec : Codec::kNone;
   Put(o, "codec", static_cast<double>(codec));
   Put(o, "blockBytes", parsed.compressed ? parsed.zfile.header.block_bytes : 0.0);
-  Put(o, "blocks", parsed.compressed ? static_cast<double>(parsed.zfile.header.index_entries) : 0.0);
+  const std::uint64_t blocks = parsed.compressed ? parsed.zfile.header.index_entries : 0;
+  Put(o, "blocks", static_cast<double>(blocks));
   Put(o, "verify", parsed.compressed && parsed.zfile.header.verify);
   Put(o, "zfileFlags", parsed.compressed ? static_cast<double>(parsed.zfile.header.flags) : 0.0);
   Put(o, "contentBytes", static_cast<double>(parsed.lsmt.content_bytes));
@@ -113,6 +114,13 @@ Napi::Value Fill(const Napi::CallbackInfo& info) {
   return info.Env().Undefined();
 }
 
+Napi::Value RowsValue(Napi::Env env, const std::vector<LayerRow>& rows) {
+  auto array = Napi::BigUint64Array::New(env, rows.size() * 3);
+  if (array.IsEmpty()) return env.Undefined();  // the worker is being terminated
+  if (!rows.empty()) std::memcpy(array.Data(), rows.data(), rows.size() * sizeof(LayerRow));
+  return array;
+}
+
 class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
  public:
   static void Register(Napi::Env env, Napi::Object exports) {
@@ -124,7 +132,11 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
                              InstanceMethod<&ReaderBinding::NextRows>("nextRows"),
                              InstanceMethod<&ReaderBinding::Compare>("compare"),
                              InstanceMethod<&ReaderBinding::WriteFlat>("writeFlat"),
+                             InstanceMethod<&ReaderBinding::KeepShadowing>("keepShadowing"),
+                             InstanceMethod<&ReaderBinding::FileBytesRead>("fileBytesRead"),
                              InstanceMethod<&ReaderBinding::CheckBlocks>("checkBlocks"),
+                             InstanceMethod<&ReaderBinding::CheckTrailer>("checkTrailer"),
+                             InstanceMethod<&ReaderBinding::HashPart>("hashPart"),
                              InstanceMethod<&ReaderBinding::Close>("close"),
                              InstanceMethod<&ReaderBinding::IsClosed>("isClosed")}));
   }
@@ -189,11 +201,8 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
     const bool with_zeroed = info[4].ToBoolean();
     if (!args.ok()) return info.Env().Undefined();
     const auto rows = reader_->NextRows(cursor, bytes_max, rows_max, with_zeroed);
-    auto array = Napi::BigUint64Array::New(info.Env(), rows.size() * 3);
-    if (array.IsEmpty()) return info.Env().Undefined();  // the worker is being terminated
-    if (!rows.empty()) std::memcpy(array.Data(), rows.data(), rows.size() * sizeof(LayerRow));
     Napi::Object o = Napi::Object::New(info.Env());
-    o.Set("rows", array);
+    o.Set("rows", RowsValue(info.Env(), rows));
     Put(o, "entry", static_cast<double>(cursor.entry));
     Put(o, "sector", static_cast<double>(cursor.sector));
     return o;
@@ -240,6 +249,48 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
     });
   }
 
+  // (layer) → fault or null; two small reads.
+  Napi::Value CheckTrailer(const Napi::CallbackInfo& info) {
+    Args args(info);
+    const std::uint64_t layer = args.Whole(0, "layer");
+    if (args.ok() && layer >= reader_->pack().layers().size()) args.FailRange("no such layer");
+    if (!args.ok()) return info.Env().Undefined();
+    return FaultValue(info.Env(), reader_->CheckTrailer(static_cast<std::uint32_t>(layer)));
+  }
+
+  // (slab, digest, layer, offset, length): adds that part of the file to the digest.
+  Napi::Value HashPart(const Napi::CallbackInfo& info) {
+    Args args(info);
+    const LayerBytes slab = args.Bytes(0, "slab");
+    const std::uint64_t layer = args.Whole(2, "layer");
+    const std::uint64_t offset = args.Whole(3, "offset");
+    const std::uint64_t length = args.WholeAtMost(4, "length", slab.size());
+    if (args.ok() && layer >= reader_->pack().layers().size()) args.FailRange("no such layer");
+    if (!args.ok()) return info.Env().Undefined();
+    LayerDigest* digest = info[1].As<Napi::External<LayerDigest>>().Data();
+    return Run(info, [reader = reader_, slab, digest, layer, offset, length] {
+      const auto part = slab.first(length);
+      const auto f = reader->ReadFile(static_cast<std::uint32_t>(layer), offset, part);
+      if (f.ok()) digest->Update(part);
+      return f;
+    });
+  }
+
+  // (rows) → rows
+  Napi::Value KeepShadowing(const Napi::CallbackInfo& info) {
+    Args args(info);
+    const std::span<const Row> raw = args.Rows(0, "rows");
+    if (!args.ok()) return info.Env().Undefined();
+    // SAFETY: both are three 64-bit words.
+    return RowsValue(info.Env(), reader_->KeepShadowing({reinterpret_cast<const LayerRow*>(
+                                                             raw.data()),
+                                                         raw.size()}));
+  }
+
+  Napi::Value FileBytesRead(const Napi::CallbackInfo& info) {
+    return Napi::Number::New(info.Env(), static_cast<double>(reader_->file_bytes_read()));
+  }
+
   Napi::Value Close(const Napi::CallbackInfo& info) {
     reader_->pack().Close();
     return info.Env().Undefined();
@@ -253,92 +304,11 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
   std::shared_ptr<StackReader> reader_;
 };
 
-struct CompressRequest {
-  std::span<const LayerRow> rows;
-  ConstLayerBytes slab;
-  LayerBytes out;
-  Codec codec;
-  std::uint32_t block_bytes;
-};
-
-struct CompressOutcome {
-  std::uint64_t used = 0;
-  std::vector<std::uint32_t> lengths;
-};
-
-// { bytes, lengths }, or null where `out` is too small.
-Napi::Value CompressedValue(Napi::Env env, CompressOutcome& outcome) {
-  if (outcome.used == UINT64_MAX) return env.Null();
-  auto lengths = Napi::Uint32Array::New(env, outcome.lengths.size());
-  if (lengths.IsEmpty()) return env.Undefined();  // the worker is being terminated
-  if (!outcome.lengths.empty()) {
-    std::memcpy(lengths.Data(), outcome.lengths.data(), outcome.lengths.size() * 4);
-  }
-  Napi::Object o = Napi::Object::New(env);
-  Put(o, "bytes", static_cast<double>(outcome.used));
-  o.Set("lengths", lengths);
-  return o;
-}
-
-CompressOutcome CompressRows(const CompressRequest& request) {
-  CompressOutcome outcome;
-  BlockEncoder encoder(request.codec, request.block_bytes, true);
-  outcome.used = encoder.EncodeRows(request.rows, request.slab, request.out, outcome.lengths);
-  return outcome;
-}
-
-CompressRequest CompressArgs(Args& args) {
-  CompressRequest request{};
-  request.slab = args.Bytes(0, "slab");
-  request.rows = LayerRows(args, 1, request.slab, kSectorBytes);
-  request.out = args.Bytes(2, "out");
-  const std::uint64_t codec = args.WholeAtMost(3, "codec", 2);
-  request.block_bytes = args.Uint32(4, "blockBytes");
-  if (args.ok() && codec == 0) args.FailRange("codec must compress");
-  request.codec = static_cast<Codec>(codec);
-  return request;
-}
-
-// (slab, rows, out, codec, blockBytes)
-Napi::Value CompressNow(const Napi::CallbackInfo& info) {
-  Args args(info);
-  const CompressRequest request = CompressArgs(args);
-  if (!args.ok()) return info.Env().Undefined();
-  CompressOutcome outcome = CompressRows(request);
-  return CompressedValue(info.Env(), outcome);
-}
-
-Napi::Value Compress(const Napi::CallbackInfo& info) {
-  Args args(info);
-  const CompressRequest request = CompressArgs(args);
-  if (!args.ok()) return info.Env().Undefined();
-  return LayerJob<CompressOutcome>::Start(info.Env(), {info[0], info[1], info[2]},
-                                          [request] { return CompressRows(request); },
-                                          CompressedValue);
-}
-
-// (codec, blockBytes, length) → bytes
-Napi::Value CompressBound(const Napi::CallbackInfo& info) {
-  Args args(info);
-  const auto codec = static_cast<Codec>(args.WholeAtMost(0, "codec", 2));
-  const std::uint32_t block_bytes = args.Uint32(1, "blockBytes");
-  const std::uint64_t length = args.Whole(2, "length");
-  if (args.ok() && (block_bytes == 0 || block_bytes > kZFileBlockBytesMax)) {
-    args.FailRange("no such block size");
-  }
-  if (!args.ok()) return info.Env().Undefined();
-  const std::uint64_t bound = BlockEncoder::Bound(codec, block_bytes, length);
-  return Napi::Number::New(info.Env(), static_cast<double>(bound));
-}
-
 }  // namespace
 
 void RegisterLayerReader(Napi::Env env, Napi::Object exports) {
   Export(env, exports, "openStack", OpenPaths);
   Export(env, exports, "fillPack", Fill);
-  Export(env, exports, "compressNow", CompressNow);
-  Export(env, exports, "compress", Compress);
-  Export(env, exports, "compressBound", CompressBound);
   ReaderBinding::Register(env, exports);
 }
 

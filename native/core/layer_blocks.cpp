@@ -143,8 +143,8 @@ LayerFault ZFileSource::ReadWhole(std::uint64_t first, std::uint64_t count,
     for (; block < end_block; ++block) {
       const std::uint64_t at = table_.Start(block);
       const std::uint64_t length = BlockLength(block);
-      const auto f = decoder_.Decode(table_, stored.subspan(at - start, table_.Start(block + 1) - at),
-                                     out.subspan(done, length), at);
+      const auto packed = stored.subspan(at - start, table_.Start(block + 1) - at);
+      const auto f = decoder_.Decode(table_, packed, out.subspan(done, length), at);
       if (!f.ok()) return f;
       done += length;
     }

@@ -19,7 +19,8 @@ void Differ(std::span<std::uint8_t> equal, std::uint64_t page) noexcept {
 }
 
 bool AllZero(const std::byte* bytes, std::uint64_t length) noexcept {
-  return length == 0 || (bytes[0] == std::byte{0} && std::memcmp(bytes, bytes + 1, length - 1) == 0);
+  if (length == 0) return true;
+  return bytes[0] == std::byte{0} && std::memcmp(bytes, bytes + 1, length - 1) == 0;
 }
 
 }  // namespace

@@ -62,22 +62,4 @@ std::size_t FindEntry(std::span<const IndexEntry> entries, std::uint64_t sector)
   return static_cast<std::size_t>(it - entries.begin());
 }
 
-std::vector<IndexEntry> DropIdleZeroes(std::span<const IndexEntry> entries,
-                                       std::span<const IndexEntry> below) {
-  std::vector<IndexEntry> out;
-  out.reserve(entries.size());
-  std::size_t b = 0;
-  for (const IndexEntry& entry : entries) {
-    if (!entry.zeroed()) {
-      out.push_back(entry);
-      continue;
-    }
-    while (b < below.size() && below[b].end() <= entry.offset()) ++b;
-    for (std::size_t i = b; i < below.size() && below[i].offset() < entry.end(); ++i) {
-      if (!below[i].zeroed()) out.push_back(ClipEntry(entry, below[i].offset(), below[i].end()));
-    }
-  }
-  return out;
-}
-
 }  // namespace varve

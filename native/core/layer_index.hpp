@@ -31,9 +31,4 @@ std::size_t FindEntry(std::span<const IndexEntry> entries, std::uint64_t sector)
 // The part of `entry` within [from, to) sectors; the two overlap.
 IndexEntry ClipEntry(const IndexEntry& entry, std::uint64_t from, std::uint64_t to) noexcept;
 
-// Keeps of each zeroed entry only what lies over a data entry of `below`; data entries stay.
-// With an empty `below` every zeroed entry goes.
-std::vector<IndexEntry> DropIdleZeroes(std::span<const IndexEntry> entries,
-                                       std::span<const IndexEntry> below);
-
 }  // namespace varve

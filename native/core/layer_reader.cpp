@@ -1,6 +1,7 @@
 #include "core/layer_reader.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "core/layer_index.hpp"
@@ -44,7 +45,7 @@ void StackReader::GiveDecoder(std::unique_ptr<BlockDecoder> decoder) {
 LayerFault StackReader::ReadContent(std::uint32_t position, std::uint64_t offset,
                                     LayerBytes out) noexcept {
   const PackLayer& layer = pack_.layers()[position];
-  FileSource body(layer.fd, layer.base, layer.body_bytes);
+  FileSource body(layer.fd, layer.base, layer.body_bytes, &file_bytes_read_);
   LayerFault f;
   if (layer.codec == 0) {
     f = body.Read(offset, out);
@@ -102,6 +103,32 @@ LayerFault StackReader::ReadLayer(std::uint32_t position, std::uint64_t offset,
   return ReadContent(position, offset, out);
 }
 
+LayerFault StackReader::ReadFile(std::uint32_t position, std::uint64_t offset,
+                                 LayerBytes out) noexcept {
+  const Entered entered(pack_);
+  if (!entered) return Closed();
+  LayerFault f = FileSource(pack_.layers()[position].fd, 0, UINT64_MAX).Read(offset, out);
+  f.layer = position;
+  return f;
+}
+
+LayerFault StackReader::CheckTrailer(std::uint32_t position) noexcept {
+  const Entered entered(pack_);
+  const PackLayer& layer = pack_.layers()[position];
+  if (!entered) return Closed();
+  if (layer.codec == 0) return {};
+  FileSource body(layer.fd, layer.base, layer.body_bytes);
+  std::array<std::byte, kZFileHeaderBytes> block;
+  ZFile zfile;
+  LayerFault f = body.Read(0, block);
+  if (f.ok()) f = ParseZFileHeader(block, 0, zfile.header);
+  // Where only the trailer counts, the first header has no index fields to compare.
+  const bool overwritten = (zfile.header.flags & zfile_flag::kOverwritten) != 0;
+  if (f.ok() && overwritten) f = CheckZFileTrailer(body, zfile);
+  f.layer = position;
+  return f;
+}
+
 LayerFault StackReader::ReadRows(std::span<const LayerRow> rows, LayerBytes slab) noexcept {
   const Entered entered(pack_);
   if (!entered) return Closed();
@@ -111,6 +138,32 @@ LayerFault StackReader::ReadRows(std::span<const LayerRow> rows, LayerBytes slab
     if (!f.ok()) return f;
   }
   return {};
+}
+
+std::vector<LayerRow> StackReader::KeepShadowing(std::span<const LayerRow> rows) const {
+  const auto entries = pack_.entries();
+  std::vector<LayerRow> out;
+  for (const LayerRow& row : rows) {
+    if (row.slab_offset != kZeroedRow) {
+      out.push_back(row);
+      continue;
+    }
+    const std::uint64_t end = row.image_offset + row.length;
+    std::size_t i = FindEntry(entries, row.image_offset / kSectorBytes);
+    for (; i < entries.size() && entries[i].offset() * kSectorBytes < end; ++i) {
+      if (entries[i].zeroed()) continue;
+      const std::uint64_t from = std::max(row.image_offset, entries[i].offset() * kSectorBytes);
+      const std::uint64_t to = std::min(end, entries[i].end() * kSectorBytes);
+      LayerRow* last = out.empty() ? nullptr : &out.back();
+      if (last != nullptr && last->slab_offset == kZeroedRow &&
+          last->image_offset + last->length == from) {
+        last->length += to - from;
+      } else {
+        out.push_back({from, to - from, kZeroedRow});
+      }
+    }
+  }
+  return out;
 }
 
 std::vector<LayerRow> StackReader::NextRows(RowCursor& cursor, std::uint64_t bytes_max,

@@ -52,6 +52,17 @@ class StackReader {
   std::vector<LayerRow> NextRows(RowCursor& cursor, std::uint64_t bytes_max,
                                  std::size_t rows_max, bool with_zeroed) const;
 
+  // Keeps of each zeroed row only what lies over data here; data rows stay as they are.
+  std::vector<LayerRow> KeepShadowing(std::span<const LayerRow> rows) const;
+
+  // Bytes read from files so far, stored form.
+  std::uint64_t file_bytes_read() const noexcept { return file_bytes_read_; }
+
+  // Whole-file bytes of layer `position`, wrapper included, for its digest.
+  LayerFault ReadFile(std::uint32_t position, std::uint64_t offset, LayerBytes out) noexcept;
+  // Header and trailer of a compressed layer say the same.
+  LayerFault CheckTrailer(std::uint32_t position) noexcept;
+
   // Bytes of layer `position`'s content: inside its ZFile, LSMT header included.
   LayerFault ReadLayer(std::uint32_t position, std::uint64_t offset, LayerBytes out) noexcept;
 
@@ -67,6 +78,7 @@ class StackReader {
                            std::span<std::uint8_t> equal) noexcept;
 
   PackView pack_;
+  std::atomic<std::uint64_t> file_bytes_read_{0};
   BlockCache cache_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<BlockDecoder>> decoders_;

@@ -194,8 +194,8 @@ LayerFault LayerSink::FinishRaw(ConstLayerBytes tail) noexcept {
 
 LayerFault LayerSink::FinishCompressed(ConstLayerBytes tail) noexcept {
   const std::uint64_t block = options_.block_bytes;
-  const std::uint64_t bound = BlockEncoder::Bound(options_.codec, options_.block_bytes, tail.size());
-  std::vector<std::byte> out(bound);
+  std::vector<std::byte> out(
+      BlockEncoder::Bound(options_.codec, options_.block_bytes, tail.size()));
   BlockEncoder encoder(options_.codec, options_.block_bytes, true);
   std::uint64_t used = 0;
   for (std::uint64_t at = 0; at < tail.size(); at += block) {

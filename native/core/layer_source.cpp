@@ -33,6 +33,7 @@ LayerFault FileSource::Read(std::uint64_t offset, LayerBytes out) noexcept {
     if (got == 0) return MakeFault(fault::kTruncated, "file", offset + done, size_);
     done += static_cast<std::size_t>(got);
   }
+  if (counter_ != nullptr) counter_->fetch_add(done, std::memory_order_relaxed);
   return {};
 }
 

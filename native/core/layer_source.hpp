@@ -1,6 +1,7 @@
 // Where layer bytes come from: a part of a file, or memory (fuzzing), behind one bounded read.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "core/layer_bytes.hpp"
@@ -19,8 +20,10 @@ class ByteSource {
 // Bytes [base, base + size) of an open file. Does not own the descriptor.
 class FileSource final : public ByteSource {
  public:
-  FileSource(int fd, std::uint64_t base, std::uint64_t size) noexcept
-      : fd_(fd), base_(base), size_(size) {}
+  // `counter`, where there is one, gets every byte read added.
+  FileSource(int fd, std::uint64_t base, std::uint64_t size,
+             std::atomic<std::uint64_t>* counter = nullptr) noexcept
+      : fd_(fd), base_(base), size_(size), counter_(counter) {}
   std::uint64_t size() const noexcept override { return size_; }
   LayerFault Read(std::uint64_t offset, LayerBytes out) noexcept override;
 
@@ -28,6 +31,7 @@ class FileSource final : public ByteSource {
   int fd_;
   std::uint64_t base_;
   std::uint64_t size_;
+  std::atomic<std::uint64_t>* counter_;
 };
 
 // Bytes of a span. SAFETY: the span outlives the source.

@@ -49,7 +49,11 @@ bool SumMatches(const Block& block) noexcept {
     const bool in_field = i >= kSumOffset && i < kSumOffset + 8;
     sum += in_field ? static_cast<std::uint64_t>(' ') : std::to_integer<std::uint64_t>(block[i]);
   }
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+  return true;  // so that the fuzzer gets past it
+#else
   return sum == stored;
+#endif
 }
 
 // The value of the `size` record; records are "LENGTH KEY=VALUE\n".

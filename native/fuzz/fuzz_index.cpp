@@ -61,9 +61,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (varve::FindEntry(merged, entry.offset()) >= merged.size()) std::abort();
   }
   if (got != expected) std::abort();
-  // Dropping idle zeroes over nothing drops them all, and nothing else.
-  for (const auto& entry : varve::DropIdleZeroes(merged, {})) {
-    if (entry.zeroed()) std::abort();
-  }
   return 0;
 }

@@ -55,8 +55,8 @@ export type LayerWriteErrorKind =
   | 'layer-overlap'
   /** More than SEGMENTS_MAX segments; join gaps or capture in two layers. */
   | 'layer-too-many-segments'
-  /** The output slab cannot hold the compressed blocks. */
-  | 'layer-no-room'
+  /** Beyond a limit of the format. */
+  | 'layer-too-large'
   | 'layer-cancelled';
 export type LayerWriteError = LayerFailure<LayerWriteErrorKind>;
 

@@ -137,7 +137,7 @@ function ioFailure(error: unknown, path: string): FlattenError {
   return { kind: kinds[code] ?? 'layer-io', message, path, code };
 }
 
-/** Fails on unreadable layers, a full disk, a name that is taken, and cancellation; then no file. */
+/** Fails on unreadable layers, a full disk, a name that is taken, cancellation; then no file. */
 export async function flattenStack(
   stack: LayerStack,
   options: FlattenOptions,

@@ -9,7 +9,7 @@ export const ROW_COLUMNS = 3;
 /** Layers that a stack can have: positions take 8 bits, and the reference reader stops there. */
 export const STACK_LAYERS_MAX = 255;
 
-/** Segments that one layer can have: 1,000,000 index entries, padding to multiples of 256 included. */
+/** Segments that one layer can have: 1,000,000 index entries, padding to 256s included. */
 export const SEGMENTS_MAX = 999_936;
 
 /** The "no parent" of a layer header. */
@@ -29,5 +29,5 @@ export const codecOf = { none: 0, lz4: 1, zstd: 2 } as const satisfies Record<Co
 export const compressionOf = (codec: 0 | 1 | 2): Compression =>
   codec === 0 ? 'none' : codec === 1 ? 'lz4' : 'zstd';
 
-/** Longest segment that the writer makes: 16376 sectors, whole pages below the 14-bit limit. FORMAT.md §1. */
+/** Longest segment that the writer makes: 16376 sectors, whole pages below the 14-bit limit. */
 export const SEGMENT_BYTES_MAX = 16_376 * 512;

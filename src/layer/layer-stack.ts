@@ -126,7 +126,7 @@ export class LayerStack implements AsyncDisposable {
     return ok(new LayerStack(layers, opened.entries, reader, shared));
   }
 
-  /** Reads image bytes off the main thread. Any offset and length within 2^53; zero past the end. */
+  /** Reads image bytes off the main thread. Any range within 2^53; zero past the end. */
   async read(offset: Bytes, into: Uint8Array): Promise<Result<void, LayerReadError>> {
     const fault = await this.#reader.read(into, offset);
     return fault === null ? ok(undefined) : err(readError(fault, this.#paths));

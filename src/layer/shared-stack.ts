@@ -1,7 +1,8 @@
 /**
  * A stack in shared memory, readable from any thread: index, jump tables and descriptors, nothing
- * else. Valid until the `LayerStack` it came from is disposed; later calls fail with `layer-closed`,
- * and never read another file's bytes, since the last reader out closes the descriptors.
+ * else. Valid until the `LayerStack` it came from is disposed; later calls fail with
+ * `layer-closed`, and never read another file's bytes, since the last reader out closes the
+ * descriptors.
  */
 import { nativeLayer } from '../native/layer.ts';
 import type { NativeStackReader } from '../native/layer.ts';
@@ -74,7 +75,7 @@ export function compareWithStack(request: CompareRequest): Result<Uint8Array, La
   return fault === null ? ok(equal) : err(readError(fault, stack.paths));
 }
 
-/** Image bytes on the calling thread; blocks. Holes, and what is past the last segment, are zero. */
+/** Image bytes on the calling thread; blocks. Holes and what is past the end are zero. */
 export function readStackNow(
   stack: SharedStack,
   offset: Bytes,

@@ -92,6 +92,11 @@ export interface NativeLayerFacts {
   readonly zeroedBytes: number;
 }
 
+/** A running SHA-256, opaque. */
+export interface NativeDigest {
+  readonly nativeDigest: never;
+}
+
 export interface NativeStack {
   readonly nativeStack: never;
 }
@@ -128,8 +133,23 @@ export interface NativeStackReader {
     cancelIndex?: number,
   ): NativeFault | null;
   writeFlat(slab: Uint8Array, rows: BigUint64Array, fd: number): Promise<NativeFault | null>;
+  /** Rows again, of zeroed ones only the parts that lie over this stack's data. */
+  keepShadowing(rows: BigUint64Array): BigUint64Array;
+  /** Bytes read from files so far, in stored form. */
+  fileBytesRead(): number;
+  /** Reads content of one layer, CRCs checked. */
   checkBlocks(
     slab: Uint8Array,
+    layer: number,
+    offset: number,
+    length: number,
+  ): Promise<NativeFault | null>;
+  /** Header and trailer of a compressed layer agree. */
+  checkTrailer(layer: number): NativeFault | null;
+  /** Adds a part of the file to the digest. */
+  hashPart(
+    slab: Uint8Array,
+    digest: NativeDigest,
     layer: number,
     offset: number,
     length: number,
@@ -174,6 +194,9 @@ interface NativeLayer {
     codec: NativeCodec,
     blockBytes: number,
   ): Promise<NativeCompressed | null>;
+  newDigest(): NativeDigest;
+  /** 64 hex digits. Ends the digest. */
+  finishDigest(digest: NativeDigest): string;
   compressBound(codec: NativeCodec, blockBytes: number, length: number): number;
 }
 
