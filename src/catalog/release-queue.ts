@@ -25,14 +25,15 @@ export interface ReleaseFlusherDeps {
 }
 
 const BATCH_HOLDS = 200;
-const RETRY_MS_MIN = 250;
+/** Between looks at the local queue, which needs nobody to say that something was queued. */
+const POLL_MS = 1000;
 const RETRY_MS_MAX = 30_000;
 
 export class ReleaseFlusher implements AsyncDisposable {
   readonly #deps: ReleaseFlusherDeps;
   readonly #stop = new AbortController();
   #wake: (() => void) | undefined;
-  #owed = true;
+  #owed = false;
   #loop: Promise<void> | undefined;
 
   constructor(deps: ReleaseFlusherDeps) {
@@ -92,31 +93,29 @@ export class ReleaseFlusher implements AsyncDisposable {
   }
 
   async #run(): Promise<void> {
-    let waitMs = RETRY_MS_MIN;
+    let waitMs = POLL_MS;
     const { signal } = this.#stop;
     while (!signal.aborted) {
-      if (!this.#owed) {
-        await new Promise<void>((resolve) => {
-          this.#wake = resolve;
-        });
-        this.#wake = undefined;
-        continue;
-      }
-      this.#owed = false;
-      if (await this.flush()) {
-        waitMs = RETRY_MS_MIN;
-        continue;
-      }
-      this.#owed = true;
-      await this.#deps.clock.sleep(waitMs, signal).catch(() => undefined);
-      waitMs = Math.min(waitMs * 2, RETRY_MS_MAX);
+      if (await this.flush()) waitMs = POLL_MS;
+      else waitMs = Math.min(waitMs * 2, RETRY_MS_MAX);
+      await this.#rest(waitMs);
     }
+  }
+
+  /** Until poked, and no longer than `ms`: asking the local queue costs the catalog nothing. */
+  async #rest(ms: number): Promise<void> {
+    const nap = new AbortController();
+    this.#wake = () => nap.abort();
+    if (this.#owed) nap.abort();
+    this.#owed = false;
+    const signal = AbortSignal.any([nap.signal, this.#stop.signal]);
+    await this.#deps.clock.sleep(ms, signal).catch(() => undefined);
+    this.#wake = undefined;
   }
 
   /** Ends after the batch under way; the rest stays queued. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
-    this.#wake?.();
     await this.#loop;
   }
 }

@@ -5,8 +5,10 @@ import { FileArtifactStore } from '../artifact/file-store.ts';
 import { Engine } from '../capture/engine.ts';
 import { CaptureService, type ServiceDeps } from '../capture/service.ts';
 import { openCatalog, type OpenCatalog } from '../catalog/open.ts';
+import { ReleaseFlusher } from '../catalog/release-queue.ts';
 import { systemClock } from '../clock.ts';
 import { catalogUrl, type Config } from '../config/load.ts';
+import { GcService } from '../gc/service.ts';
 import { NodeDb } from '../lineage/node-db.ts';
 import type { Logger } from '../observability/log.ts';
 import { createTelemetry, type Telemetry } from '../observability/telemetry.ts';
@@ -22,6 +24,7 @@ export interface Parts extends AsyncDisposable {
   readonly store: FileArtifactStore;
   readonly nodeDb: NodeDb;
   readonly service: CaptureService;
+  readonly gc: GcService;
   readonly telemetry: Telemetry;
   readonly logger: Logger;
 }
@@ -124,7 +127,52 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
   cleanups.defer(() => service.close());
   cleanups.defer(observeParts(telemetry, service, nodeDb, nodeDbPath, config));
-  return { config, catalog, store, nodeDb, service, telemetry, logger };
+  const releases = new ReleaseFlusher({
+    catalog,
+    store: nodeDb,
+    clock: systemClock,
+    onError: (error) => logger.warn({ error }, 'releasing holds failed; they stay queued'),
+  });
+  cleanups.useAsync(releases);
+  releases.start();
+  const gc = openCollector(config, catalog, store, telemetry, logger);
+  cleanups.useAsync(gc);
+  return { config, catalog, store, nodeDb, service, gc, telemetry, logger };
+}
+
+function openCollector(
+  config: Config,
+  { database }: OpenCatalog,
+  store: FileArtifactStore,
+  { metrics }: Telemetry,
+  logger: Logger,
+): GcService {
+  return new GcService({
+    database,
+    store,
+    settings: config.gc,
+    name: config.node.id,
+    onRun: (result) => {
+      if (!result.ok) {
+        const { error } = result;
+        const isStopped = error.kind === 'mass-delete' || error.kind === 'cancelled';
+        const none = { seconds: 0, condemned: 0, reclaimed: 0, reclaimedBytes: 0, trimmed: 0 };
+        metrics.gcRun({ outcome: isStopped ? 'stopped' : 'failed', ...none });
+        logger.warn({ error }, 'a collection did not finish');
+        return;
+      }
+      const { value } = result;
+      metrics.gcRun({
+        outcome: 'done',
+        seconds: value.durationMs / 1000,
+        condemned: value.layersCondemned,
+        reclaimed: value.objectsReclaimed,
+        reclaimedBytes: value.bytesReclaimed,
+        trimmed: value.holdsTrimmed + value.snapshotsTrimmed,
+      });
+      logger.info({ report: value }, 'collected');
+    },
+  });
 }
 
 function observeParts(

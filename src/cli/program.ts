@@ -3,6 +3,8 @@ import { Command, CommanderError } from 'commander';
 import { addConfigCommands } from './config.ts';
 import { exitCodeOf, exitCodes, reportError } from './context.ts';
 import { addDemo } from './demo.ts';
+import { addFsck } from './fsck.ts';
+import { addGc, addNode } from './gc.ts';
 import { addMigrate } from './migrate.ts';
 import { addServe } from './serve.ts';
 import { addSnapshotCommands } from './snapshots.ts';
@@ -23,6 +25,9 @@ export function buildProgram(): Command {
   addDemo(program);
   addVmCommands(program);
   addSnapshotCommands(program);
+  addGc(program);
+  addFsck(program);
+  addNode(program);
   addMigrate(program);
   addConfigCommands(program);
   return program;

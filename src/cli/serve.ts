@@ -1,13 +1,11 @@
 /** `varve serve`: the daemon, until SIGTERM or SIGINT. */
 import type { Command } from 'commander';
 import { createApi } from '../api/app.ts';
-import type { GcControl } from '../api/gc.ts';
 import { listen } from '../api/server.ts';
 import type { ReadyCheck } from '../api/system.ts';
 import { systemClock } from '../clock.ts';
 import type { Config } from '../config/load.ts';
 import { createLogger, type Logger } from '../observability/log.ts';
-import { err } from '../result.ts';
 import { configFrom } from './context.ts';
 import { makeFolders, openParts, valueOf, type Parts } from './parts.ts';
 import { VERSION } from './version.ts';
@@ -36,11 +34,6 @@ function folderCheck(config: Config): ReadyCheck {
   }
 }
 
-const notOffered: GcControl = {
-  plan: () => Promise.resolve(err({ kind: 'not-offered', message: 'no collector runs here' })),
-  run: () => Promise.resolve(err({ kind: 'not-offered', message: 'no collector runs here' })),
-};
-
 /** Resolves with the signal that ends the daemon. */
 function stopSignal(): Promise<NodeJS.Signals> {
   return new Promise((resolve) => {
@@ -61,7 +54,7 @@ export async function serve(config: Config, logger: Logger): Promise<void> {
     config,
     captures: parts.service,
     catalog: parts.catalog,
-    gc: notOffered,
+    gc: parts.gc,
     metrics: telemetry.metrics,
     logger,
     clock: systemClock,

@@ -45,10 +45,10 @@ async function migrator(url: string, dieIn = ''): Promise<{ go(): Promise<string
   return {
     go: async () => {
       const told: string[] = [];
-      child.on('message', (message) => told.push(String(message)));
+      child.on('message', (message) => told.push(JSON.stringify(message)));
       child.send('go');
       await once(child, 'exit');
-      return told.at(-1) ?? 'killed';
+      return JSON.parse(told.at(-1) ?? '"killed"') as string;
     },
   };
 }
