@@ -69,6 +69,8 @@ export const httpStatus = {
   'catalog-unavailable': 503,
   'chain-moved': 409,
   'chain-too-deep': 409,
+  'compaction-running': 409,
+  'compaction-unknown': 404,
   'content-conflict': 409,
   'content-missing': 404,
   'daemon-stopping': 503,
