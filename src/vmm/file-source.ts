@@ -149,7 +149,7 @@ export class FileSource implements DirtySource {
     const { socketPath } = this.#client;
     const message =
       `the memory of the VM at ${socketPath} was not found in its address map, which tracking ` +
-      `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here: use mode dirty`;
+      `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here`;
     return vmmError('layout-unknown', message, { socketPath });
   }
 
