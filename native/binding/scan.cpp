@@ -1,3 +1,5 @@
+#include <array>
+
 #include "binding/args.hpp"
 #include "binding/register.hpp"
 #include "core/coalesce.hpp"
@@ -27,14 +29,14 @@ Napi::Value FileExtents(const Napi::CallbackInfo& info) {
   return result;
 }
 
-// (pid, regions, pageCount, from page, mode 0 resident | 1 private, bits, forcePread 0 | 1)
+// (pid, regions, pageCount, from page, mode 0 resident | 1 private | 2 zero, bits, forcePread 0 | 1)
 Napi::Value Pagemap(const Napi::CallbackInfo& info) {
   Args args(info);
   const std::int32_t pid = args.Pid(0, "pid");
   const auto regions = args.Regions(1, "regions");
   const std::uint64_t page_count = args.Whole(2, "pageCount");
   const std::uint64_t from_page = args.Whole(3, "fromPage");
-  const std::uint64_t mode = args.WholeAtMost(4, "mode", 1);
+  const std::uint64_t mode = args.WholeAtMost(4, "mode", 2);
   const auto bits = args.Bits(5, "bits");
   const bool force_pread = args.WholeAtMost(6, "forcePread", 1) == 1;
   if (args.ok() && CheckLayout(bits, page_count, regions) != LayoutFault::kNone) {
@@ -48,9 +50,9 @@ Napi::Value Pagemap(const Napi::CallbackInfo& info) {
   PagemapMethod method = PagemapMethod::kPread;
   if (pagemap) {
     if (!force_pread) method = PreferredPagemapMethod(pagemap);
-    outcome = ScanPagemap(pagemap, regions, from_page,
-                          mode == 0 ? PagemapMode::kResident : PagemapMode::kPrivate, method,
-                          bits, Slice(RealSyscalls(), nullptr));
+    constexpr std::array modes{PagemapMode::kResident, PagemapMode::kPrivate, PagemapMode::kZero};
+    outcome = ScanPagemap(pagemap, regions, from_page, modes[mode], method, bits,
+                          Slice(RealSyscalls(), nullptr));
   }
   Napi::Object result = Napi::Object::New(info.Env());
   Put(result, "next", static_cast<double>(outcome.next_page));

@@ -40,6 +40,7 @@ constexpr unsigned long kPagemapScan = _IOWR('f', 16, ScanArg);
 constexpr std::uint64_t kIsFile = 1u << 2;
 constexpr std::uint64_t kIsPresent = 1u << 3;
 constexpr std::uint64_t kIsSwapped = 1u << 4;
+constexpr std::uint64_t kIsZero = 1u << 5;
 
 // Entry bits of the file's 64-bit words.
 constexpr std::uint64_t kEntryFile = std::uint64_t{1} << 61;
@@ -59,6 +60,7 @@ Step ScanStep(int fd, std::uint64_t address, std::uint64_t length, std::uint64_t
               PagemapMode mode, Bits bits) noexcept {
   std::array<ScanRegion, 512> found;
   const std::uint64_t skip_file = mode == PagemapMode::kPrivate ? kIsFile : 0;
+  const std::uint64_t only_zero = mode == PagemapMode::kZero ? kIsZero : 0;
   ScanArg arg{};
   arg.size = sizeof arg;
   arg.start = address;
@@ -67,7 +69,7 @@ Step ScanStep(int fd, std::uint64_t address, std::uint64_t length, std::uint64_t
   arg.vec = reinterpret_cast<std::uint64_t>(found.data());
   arg.vec_len = found.size();
   arg.category_inverted = skip_file;
-  arg.category_mask = skip_file;
+  arg.category_mask = skip_file | only_zero;
   arg.category_anyof_mask = kIsPresent | kIsSwapped;
   const int count = ::ioctl(fd, kPagemapScan, &arg);
   if (count < 0) return {0, errno};
@@ -94,6 +96,8 @@ Step PreadStep(int fd, std::uint64_t address, std::uint64_t length, std::uint64_
   if (pages == 0) return {0, ESRCH};  // the process has no memory any more
   for (std::uint64_t i = 0; i < pages; ++i) {
     const std::uint64_t entry = entries[i];
+    // An entry says nothing of the zero page, except to a process with CAP_SYS_ADMIN.
+    if (mode == PagemapMode::kZero) continue;
     const bool there = (entry & (kEntryPresent | kEntrySwapped)) != 0;
     const bool file = (entry & kEntryFile) != 0;
     if (there && (mode == PagemapMode::kResident || !file)) BitmapSetRange(bits, page + i, 1);

@@ -16,6 +16,7 @@ namespace varve {
 enum class PagemapMode {
   kResident,  // present or swapped
   kPrivate,   // present or swapped, and not backed by a file (so written since a private mapping)
+  kZero,      // the kernel's shared zero page is mapped there: read, not written. kScan only
 };
 
 enum class PagemapMethod {

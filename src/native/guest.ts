@@ -278,13 +278,19 @@ export function fileExtents(fd: number, pageCount: number): { bits: Uint8Array; 
   }
 }
 
+export type PagemapMode = 'resident' | 'private' | 'zero';
+const pagemapModes: readonly PagemapMode[] = ['resident', 'private', 'zero'];
+
 export interface PagemapOptions {
   readonly pid: number;
   /** Rows of {@link REGION_COLUMNS}: ascending, adjacent, `pageCount` pages in all; RangeError. */
   readonly regions: BigUint64Array;
   readonly pageCount: number;
-  /** `resident`: present or swapped. `private`: that, and not file-backed. */
-  readonly mode: 'resident' | 'private';
+  /**
+   * `resident`: present or swapped. `private`: that, and not file-backed. `zero`: the kernel's zero
+   * page is mapped there (read, never written); nothing where the method is `pread`.
+   */
+  readonly mode: PagemapMode;
   /** Which way to ask; `auto` takes the ioctl where the kernel has it (6.7). */
   readonly method?: 'auto' | 'pread';
 }
@@ -297,7 +303,7 @@ export function pagemapScan(o: PagemapOptions): {
 } {
   const native = addon();
   const bits = new Uint8Array(bitmapBytes(o.pageCount));
-  const mode = o.mode === 'resident' ? 0 : 1;
+  const mode = pagemapModes.indexOf(o.mode);
   const force = o.method === 'pread' ? 1 : 0;
   let from = 0;
   for (;;) {

@@ -3,9 +3,8 @@
  * guest's memory, and where the regions are when the VMM itself does not say.
  */
 import { readFile } from 'node:fs/promises';
-import type { MemoryLayout, MemoryRegion } from '../memory.ts';
+import type { MemoryLayout } from '../memory.ts';
 import { err, ok, systemCode, type Result } from '../result.ts';
-import { bytes, hostAddress } from '../units.ts';
 import { vmmError, type VmmError } from './errors.ts';
 
 /** One mapping. */
@@ -46,7 +45,7 @@ export async function readVmas(pid: number): Promise<Result<readonly Vma[], VmmE
  */
 export async function readFaultedRanges(
   pid: number,
-): Promise<Result<readonly { readonly start: bigint; readonly end: bigint }[], VmmError>> {
+): Promise<Result<readonly AddressRange[], VmmError>> {
   const text = await readProc(pid, 'smaps');
   if (!text.ok) return text;
   const ranges: { start: bigint; end: bigint }[] = [];
@@ -113,7 +112,7 @@ function parseLine(line: string): Vma | null {
 export function backingOf(
   layout: MemoryLayout,
   vmas: readonly Vma[],
-  faulted: readonly { readonly start: bigint; readonly end: bigint }[],
+  faulted: readonly AddressRange[],
 ): Result<readonly BackedSpan[], VmmError> {
   const spans: BackedSpan[] = [];
   for (const region of layout.regions) {
@@ -137,10 +136,7 @@ export function backingOf(
   return ok(spans);
 }
 
-function backing(
-  vma: Vma,
-  faulted: readonly { readonly start: bigint; readonly end: bigint }[],
-): Backing {
+function backing(vma: Vma, faulted: readonly AddressRange[]): Backing {
   if (faulted.some((range) => range.start < vma.end && vma.start < range.end)) return 'faulted';
   if (vma.shared) return 'shared';
   return vma.file === null ? 'anonymous' : 'file';
@@ -153,13 +149,14 @@ function pushSpan(spans: BackedSpan[], imageOffset: number, length: number, kind
   } else spans.push({ imageOffset, length, backing: kind });
 }
 
-/** A stretch of writable mappings without a hole between them. */
-export interface WritableRun {
+/** A stretch of the VMM's address space. */
+export interface AddressRange {
   readonly start: bigint;
   readonly end: bigint;
 }
 
-export function writableRuns(vmas: readonly Vma[]): readonly WritableRun[] {
+/** Stretches of writable mappings without a hole between them. */
+export function writableRuns(vmas: readonly Vma[]): readonly AddressRange[] {
   const runs: { start: bigint; end: bigint }[] = [];
   for (const vma of vmas) {
     if (!vma.writable) continue;
@@ -168,131 +165,4 @@ export function writableRuns(vmas: readonly Vma[]): readonly WritableRun[] {
     else runs.push({ start: vma.start, end: vma.end });
   }
   return runs;
-}
-
-/**
- * The layout of a VM that was restored from a memory file: private mappings of one file whose
- * offsets are the image's. Parts that were replaced by anonymous memory (removed by a balloon) are
- * filled in where their neighbours leave one way to do it. Null where there is none, or more than
- * one.
- */
-export function fileLayout(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
-  const byFile = new Map<string, Vma[]>();
-  for (const vma of vmas) {
-    if (vma.file === null || vma.shared || !vma.writable) continue;
-    byFile.set(vma.file, [...(byFile.get(vma.file) ?? []), vma]);
-  }
-  const runs = writableRuns(vmas);
-  const layouts: MemoryLayout[] = [];
-  for (const mapped of byFile.values()) {
-    const spans = mergeByDelta(mapped);
-    if (spans.some((span) => span.imageEnd > imageBytes)) continue;
-    const regions = completeSpans(spans, runs, imageBytes);
-    if (regions !== null) layouts.push({ regions, imageBytes: bytes(imageBytes) });
-  }
-  return layouts.length === 1 ? (layouts[0] ?? null) : null;
-}
-
-interface Span {
-  readonly imageStart: number;
-  readonly imageEnd: number;
-  readonly delta: bigint;
-}
-
-function mergeByDelta(vmas: readonly Vma[]): Span[] {
-  const spans = new Map<bigint, { imageStart: number; imageEnd: number; delta: bigint }>();
-  for (const vma of vmas) {
-    const delta = BigInt.asUintN(64, vma.start - vma.offset);
-    const imageStart = Number(vma.offset);
-    const imageEnd = imageStart + Number(vma.end - vma.start);
-    const span = spans.get(delta);
-    if (span === undefined) spans.set(delta, { imageStart, imageEnd, delta });
-    else {
-      span.imageStart = Math.min(span.imageStart, imageStart);
-      span.imageEnd = Math.max(span.imageEnd, imageEnd);
-    }
-  }
-  return [...spans.values()].sort((a, b) => a.imageStart - b.imageStart);
-}
-
-/**
- * Regions that tile the image, from what is known of each: a span in it and the writable run around
- * that span. A boundary between two regions must be where one run ends or the next begins, and the
- * two must agree. Null where the runs leave it open.
- */
-export function completeSpans(
-  spans: readonly Span[],
-  runs: readonly WritableRun[],
-  imageBytes: number,
-): MemoryRegion[] | null {
-  const regions: MemoryRegion[] = [];
-  const reach = spans.map((span) => reachOf(span, runs, imageBytes));
-  let start = 0;
-  for (const [index, span] of spans.entries()) {
-    const own = reach[index];
-    const next = spans[index + 1];
-    const nextReach = reach[index + 1];
-    if (own === undefined || own === null || own.start > start) return null;
-    const end = next === undefined ? imageBytes : boundary(own.end, nextReach?.start, next, span);
-    if (end === null || end > own.end || end < span.imageEnd) return null;
-    regions.push({
-      guestAddress: null,
-      hostAddress: hostAddress(BigInt.asUintN(64, span.delta + BigInt(start))),
-      imageOffset: bytes(start),
-      length: bytes(end - start),
-    });
-    start = end;
-  }
-  return start === imageBytes && regions.length > 0 ? regions : null;
-}
-
-/** How far a region can stretch around its span, in image offsets. */
-function reachOf(
-  span: Span,
-  runs: readonly WritableRun[],
-  imageBytes: number,
-): { readonly start: number; readonly end: number } | null {
-  const hostStart = BigInt.asUintN(64, span.delta + BigInt(span.imageStart));
-  const hostEnd = hostStart + BigInt(span.imageEnd - span.imageStart);
-  const run = runs.find((r) => r.start <= hostStart && hostEnd <= r.end);
-  if (run === undefined) return null;
-  const before = hostStart - run.start;
-  const after = run.end - hostEnd;
-  const room = BigInt(span.imageStart);
-  return {
-    start: before >= room ? 0 : span.imageStart - Number(before),
-    end: Math.min(imageBytes, span.imageEnd + Number(after)),
-  };
-}
-
-/** Where one region ends and the next begins; null where that is not certain. */
-function boundary(
-  end: number,
-  nextStart: number | undefined,
-  next: Span,
-  span: Span,
-): number | null {
-  if (span.imageEnd === next.imageStart) return span.imageEnd;
-  return end === nextStart ? end : null;
-}
-
-/** Anonymous memory of exactly the guest's size, where there is one such mapping and no other. */
-export function singleRegion(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
-  const fitting = vmas.filter(
-    (vma) => vma.writable && vma.file === null && Number(vma.end - vma.start) === imageBytes,
-  );
-  const [only] = fitting;
-  if (fitting.length !== 1 || only === undefined) return null;
-  const length = bytes(imageBytes);
-  return {
-    regions: [
-      {
-        guestAddress: null,
-        hostAddress: hostAddress(only.start),
-        imageOffset: bytes(0),
-        length,
-      },
-    ],
-    imageBytes: length,
-  };
 }

@@ -160,6 +160,11 @@ export class VmmClient {
     return put({ enable_diff_snapshots: load.trackDirtyPages });
   }
 
+  /** A small answer of any shape. */
+  query<T>(path: string, schema: z.ZodType<T>, signal: AbortSignal): Promise<Result<T, VmmError>> {
+    return this.#get(path, schema, signal);
+  }
+
   /** A large answer as bytes, for `JsonScanner`. */
   async bulk(path: string, signal: AbortSignal): Promise<Result<Buffer, VmmError>> {
     const answer = await this.ask(

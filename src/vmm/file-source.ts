@@ -11,8 +11,7 @@ import { dirname } from 'node:path';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, fileExtents } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
-import { MIB, bytes, hostAddress, pagesExact } from '../units.ts';
-import { fileLayout, singleRegion } from './address-map.ts';
+import { MIB, pagesExact } from '../units.ts';
 import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
@@ -20,6 +19,8 @@ import { requireFineExtents } from './extents.ts';
 import { GuestView, ownPages, residentPages } from './guest-view.ts';
 import { identityError, type ProcessIdentity } from './identity.ts';
 import { requirePaused, type SourceDeps } from './process-source.ts';
+import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
+import { sameBytes } from './sample.ts';
 import { completeSelection, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
 
@@ -27,12 +28,15 @@ export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
   readonly dialect = 'firecracker';
   readonly clearsOnRead: boolean;
+  readonly cumulative: boolean;
   readonly seesSwapped: boolean;
   readonly epochs = null;
   readonly #client: VmmClient;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
   readonly #tracked: boolean;
+  /** The likely layout turned out to be wrong. */
+  #misled = false;
 
   constructor(deps: SourceDeps, kind: TrackingMode) {
     this.kind = kind;
@@ -41,15 +45,17 @@ export class FileSource implements DirtySource {
     this.#view = new GuestView(deps.identity);
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.clearsOnRead = kind === 'dirty';
+    this.cumulative = kind !== 'dirty';
     // The VMM's own mincore does not see swapped pages; the page tables do.
     this.seesSwapped = kind !== 'mincore' || this.#tracked;
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {
     return caught(async () => {
-      const layout = await this.#findLayout(signal);
-      if (layout.mapped) orFail(await this.#view.backing(layout.layout));
-      return ok(layout.layout);
+      const { layout, found } = await this.#findLayout(signal);
+      if (found === 'no' && this.#needsPageTables()) orFail(err(this.#notFound()));
+      if (found !== 'no') orFail(await this.#view.backing(layout));
+      return ok(layout);
     });
   }
 
@@ -59,20 +65,32 @@ export class FileSource implements DirtySource {
       assert(memFilePath !== undefined, 'dialect firecracker needs a path for the memory file');
       this.#requireSame();
       await requirePaused(this.#client, signal);
-      const { layout, mapped } = await this.#findLayout(signal);
-      if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
+      const placed = await this.#findLayout(signal);
       await requireAbsent(memFilePath);
       await requireFineExtents(dirname(memFilePath));
       const widen = request.widen === true && this.kind === 'dirty';
       const snapshot = { snapshotPath: statePath, memFilePath };
       const type = widen ? 'Full' : 'Diff';
       orFail(await this.#client.createSnapshot({ type, ...snapshot }, signal));
-      const extents = await readExtents(memFilePath, layout, widen);
+      const { layout } = placed;
+      const extents = await readExtents(memFilePath, layout, this.#client.socketPath, widen);
+      const mapped = await this.#prove(placed, memFilePath, extents);
+      if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
       const view = mapped ? orFail(await this.#view.look(layout, signal)) : null;
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
       return ok({ ...set, vmStatePath: statePath });
     });
+  }
+
+  /** Compares a layout that is only likely with the memory file. */
+  async #prove(placed: Placed, path: string, extents: PageBitmap): Promise<boolean> {
+    if (placed.found !== 'maybe') return placed.found === 'yes';
+    const compared = await sameBytes(this.#identity.pid, placed.layout, path, extents);
+    if (compared === 'different') this.#misled = true;
+    if (compared !== 'same') return false;
+    orFail(this.#view.adopt(placed.layout));
+    return true;
   }
 
   async #choose(
@@ -114,35 +132,30 @@ export class FileSource implements DirtySource {
   }
 
   /** Upstream does not say where its memory is; files need no addresses, so not knowing is fine. */
-  async #findLayout(
-    signal: AbortSignal,
-  ): Promise<{ readonly layout: MemoryLayout; readonly mapped: boolean }> {
-    const imageBytes = await this.#imageBytes(signal);
-    const found = this.#view.known ?? (await this.#lookFor(imageBytes));
-    if (found === null) return { layout: unmappedLayout(imageBytes), mapped: false };
-    if (found.imageBytes !== imageBytes) {
-      const { socketPath } = this.#client;
-      const message =
-        `the memory layout of the VM at ${socketPath} changed: it has ${imageBytes} bytes of ` +
-        `memory now, ${found.imageBytes} before`;
-      orFail(err(vmmError('layout-changed', message, { socketPath })));
-    }
-    return { layout: orFail(this.#view.adopt(found)), mapped: true };
+  async #findLayout(signal: AbortSignal): Promise<Placed> {
+    const imageBytes = orFail(await this.#client.machineConfig(signal)).mem_size_mib * MIB;
+    const { known } = this.#view;
+    if (known === null) return this.#lookFor(imageBytes);
+    if (known.imageBytes === imageBytes) return { layout: known, found: 'yes' };
+    const { socketPath } = this.#client;
+    const message =
+      `the memory layout of the VM at ${socketPath} changed: it has ${imageBytes} bytes of ` +
+      `memory now, ${known.imageBytes} before`;
+    return orFail(err(vmmError('layout-changed', message, { socketPath })));
   }
 
-  async #imageBytes(signal: AbortSignal): Promise<number> {
-    const config = orFail(await this.#client.machineConfig(signal));
-    return config.mem_size_mib * MIB;
-  }
-
-  async #lookFor(imageBytes: number): Promise<MemoryLayout | null> {
+  async #lookFor(imageBytes: number): Promise<Placed> {
+    const nowhere = { layout: oneRegion(0n, imageBytes), found: 'no' } as const;
     const vmas = await this.#view.vmas();
     // Without permission the file alone must do; modes that need more say so.
     if (!vmas.ok) {
-      if (vmas.error.kind === 'permission-denied' && !this.#needsPageTables()) return null;
-      return orFail(vmas);
+      const bearable = vmas.error.kind === 'permission-denied' && !this.#needsPageTables();
+      return bearable ? nowhere : orFail(vmas);
     }
-    return fileLayout(vmas.value, imageBytes) ?? singleRegion(vmas.value, imageBytes);
+    const ofFile = fileLayout(vmas.value, imageBytes);
+    if (ofFile !== null) return { layout: orFail(this.#view.adopt(ofFile)), found: 'yes' };
+    const likely = this.#misled ? null : singleMapping(vmas.value, imageBytes);
+    return likely === null ? nowhere : { layout: likely, found: 'maybe' };
   }
 
   #notFound(): VmmError {
@@ -159,16 +172,10 @@ export class FileSource implements DirtySource {
   }
 }
 
-/** One region at host address 0: for reading from a file only. */
-function unmappedLayout(imageBytes: number): MemoryLayout {
-  const length = bytes(imageBytes);
-  const region = {
-    guestAddress: null,
-    hostAddress: hostAddress(0n),
-    imageOffset: bytes(0),
-    length,
-  };
-  return { regions: [region], imageBytes: length };
+interface Placed {
+  readonly layout: MemoryLayout;
+  /** `no`: the layout is one region at address 0, for reading from the file only. */
+  readonly found: 'yes' | 'maybe' | 'no';
 }
 
 /** A Diff is merged into a file that is already there, whose old extents would count as dirty. */
@@ -186,6 +193,7 @@ async function requireAbsent(path: string): Promise<void> {
 async function readExtents(
   path: string,
   layout: MemoryLayout,
+  socketPath: string,
   everything: boolean,
 ): Promise<PageBitmap> {
   const pages = pagesExact(layout.imageBytes);
@@ -198,7 +206,10 @@ async function readExtents(
     const found = await file.stat();
     if (!found.isFile()) bad('is not a file');
     if (found.size !== layout.imageBytes) {
-      bad(`has ${found.size} bytes; the VM has ${layout.imageBytes} bytes of memory`);
+      const message =
+        `the memory layout of the VM at ${socketPath} changed: its memory file has ${found.size} ` +
+        `bytes, and ${layout.imageBytes} were expected`;
+      orFail(err(vmmError('layout-changed', message, { socketPath })));
     }
     // A full snapshot names every page, whether or not its zeroes were written.
     if (everything) return fullBitmap(pages);

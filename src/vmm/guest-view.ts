@@ -72,7 +72,15 @@ export class GuestView {
     const fileBacked = spans.value.some((span) => span.backing === 'file');
     const own = fileBacked ? await scanPages(this.pid, layout, 'private', signal) : resident;
     if (!own.ok) return own;
-    return ok({ layout, spans: spans.value, resident: resident.value, own: own.value });
+    const zeroMapped = await scanPages(this.pid, layout, 'zero', signal);
+    if (!zeroMapped.ok) return zeroMapped;
+    return ok({
+      layout,
+      spans: spans.value,
+      resident: resident.value,
+      own: own.value,
+      zeroMapped: zeroMapped.value,
+    });
   }
 }
 

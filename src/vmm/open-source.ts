@@ -1,6 +1,7 @@
 /** Chooses the dirty-set source of a VM, or says why its mode is not possible. */
 import { err, ok, type Result } from '../result.ts';
 import type { VmmClient } from './client.ts';
+import { VmmEpochs } from './epochs.ts';
 import { vmmError, type VmmError } from './errors.ts';
 import { FileSource } from './file-source.ts';
 import type { ProcessIdentity } from './identity.ts';
@@ -36,7 +37,8 @@ export function openDirtySource(options: OpenSourceOptions): Result<DirtySource,
     const message = `tracking mode ${mode} cannot see huge pages (${socketPath}): use dirty`;
     return err(vmmError('tracking-unsupported', message, { socketPath }));
   }
-  const deps = { client, facts, identity, epochs: null };
+  const epochs = facts.capabilities.dirtyEpochs ? new VmmEpochs(client) : null;
+  const deps = { client, facts, identity, epochs };
   const source: DirtySource =
     facts.dialect === 'firecracker' ? new FileSource(deps, mode) : new ProcessSource(deps, mode);
   if (mode === 'mincore') {

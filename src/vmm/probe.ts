@@ -169,6 +169,7 @@ export async function enableTracking(
 export function trackingOff(socketPath: string): VmmError {
   const message =
     `the VM at ${socketPath} runs with track_dirty_pages = false, so its dirty set would ` +
-    'miss writes; attach it before boot, load its snapshot with track_dirty_pages, or use tracking mode mincore';
+    'miss writes; attach it before boot, load its snapshot with track_dirty_pages, or use ' +
+    'tracking mode mincore';
   return vmmError('tracking-off', message, { socketPath });
 }

@@ -5,7 +5,8 @@
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
-import { completeSpans, fileLayout, singleRegion, writableRuns, type Vma } from './address-map.ts';
+import { pagesExact } from '../units.ts';
+import { emptyBitmap } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { decodeDirtyRanges, type DirtyRanges } from './dirty-ranges.ts';
 import type { VmmEpochs } from './epochs.ts';
@@ -15,7 +16,8 @@ import { identityError, type ProcessIdentity } from './identity.ts';
 import { buildLayout } from './layout.ts';
 import { decodeMappings, decodePageBits, type Mappings } from './page-bits.ts';
 import type { Dialect, VmmFacts } from './probe.ts';
-import { completeSelection, everythingThere, type PageView } from './select.ts';
+import { completeSpans, fileLayout, oneRegion } from './region-search.ts';
+import { completeSelection, everythingThere, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from './source.ts';
 
 export interface SourceDeps {
@@ -25,20 +27,29 @@ export interface SourceDeps {
   readonly epochs: VmmEpochs | null;
 }
 
+type PlacedSelection = Selection & { readonly layout: MemoryLayout };
+
 /** What the VMM said about written pages, and where it has them. */
-interface Told {
-  readonly layout: MemoryLayout;
+interface Told extends Placed {
   readonly dirty: PageBitmap;
+}
+
+interface Placed {
+  readonly layout: MemoryLayout;
+  /** False: where it is was not found, and no page needs it; the layout is one region at 0. */
+  readonly mapped: boolean;
 }
 
 export class ProcessSource implements DirtySource {
   readonly kind: TrackingMode;
   readonly dialect: Dialect;
   readonly clearsOnRead = false;
+  readonly cumulative: boolean;
   readonly seesSwapped = true;
   readonly epochs: VmmEpochs | null;
   readonly #client: VmmClient;
   readonly #facts: VmmFacts;
+  readonly #tracked: boolean;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
 
@@ -46,16 +57,18 @@ export class ProcessSource implements DirtySource {
     this.kind = kind;
     this.dialect = deps.facts.dialect;
     this.epochs = kind === 'dirty' ? deps.epochs : null;
+    this.cumulative = this.epochs === null;
     this.#client = deps.client;
     this.#facts = deps.facts;
+    this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#identity = deps.identity;
     this.#view = new GuestView(deps.identity);
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {
     return caught(async () => {
-      const layout = await this.#findLayout(signal);
-      orFail(await this.#view.backing(layout));
+      const { layout, mapped } = await this.#findLayout(signal);
+      if (mapped) orFail(await this.#view.backing(layout));
       return ok(layout);
     });
   }
@@ -67,49 +80,69 @@ export class ProcessSource implements DirtySource {
       await requirePaused(this.#client, signal);
       // The state first: saving it may still write guest memory, and that must be in the set.
       orFail(await this.#client.createSnapshot({ type: 'Diff', snapshotPath: statePath }, signal));
-      const { view, dirty } = await this.#ask(request.widen === true, signal);
-      const { selected, zero } = completeSelection(dirty, view, request.parent);
+      if (this.epochs !== null) orFail(await this.epochs.begin(signal));
+      const set = await this.#ask(request, signal);
       this.#requireSame();
-      return ok({
-        layout: view.layout,
-        selected,
-        zero,
-        bytes: { kind: 'process' },
-        vmStatePath: statePath,
-      });
+      return ok({ ...set, bytes: { kind: 'process' }, vmStatePath: statePath });
     });
   }
 
-  async #ask(widen: boolean, signal: AbortSignal): Promise<{ view: PageView; dirty: PageBitmap }> {
-    if (this.kind === 'dirty' && !widen) {
-      const told = await this.#told(signal);
-      return { view: orFail(await this.#view.look(told.layout, signal)), dirty: told.dirty };
-    }
-    const layout = await this.#findLayout(signal);
+  async #ask(request: FetchRequest, signal: AbortSignal): Promise<PlacedSelection> {
+    const { parent, widen } = request;
+    if (this.kind === 'dirty' && widen !== true) return this.#askVmm(parent, signal);
+    const { layout, mapped } = await this.#findLayout(signal);
+    // Without tracking a VM names its resident pages: naming none, it has none.
+    if (!mapped && this.#tracked) orFail(err(layoutUnknown(this.#client.socketPath, 0)));
+    if (!mapped)
+      return { layout, selected: emptyBitmap(pagesExact(layout.imageBytes)), zero: null };
     const view = orFail(await this.#view.look(layout, signal));
-    if (this.kind === 'dirty') return { view, dirty: everythingThere(view) };
+    return { layout, ...completeSelection(this.#there(view, widen === true), view, parent) };
+  }
+
+  /** Pages that are there, or in mode `pagemap` those of them that are the VM's own. */
+  #there(view: PageView, widen: boolean): PageBitmap {
     const { socketPath } = this.#client;
-    if (this.kind === 'pagemap' && !widen) {
-      return { view, dirty: orFail(ownPages(view, socketPath)).own };
-    }
-    return { view, dirty: orFail(residentPages(view, socketPath)).resident };
+    if (this.kind === 'dirty') return everythingThere(view);
+    if (this.kind === 'pagemap' && !widen) return orFail(ownPages(view, socketPath)).own;
+    return orFail(residentPages(view, socketPath)).resident;
+  }
+
+  async #askVmm(parent: FetchRequest['parent'], signal: AbortSignal): Promise<PlacedSelection> {
+    const { layout, mapped, dirty } = await this.#told(signal);
+    // Without a parent, what was removed needs no zeroes, and was it dirty it is read as such.
+    if (parent === 'none' || !mapped) return { layout, selected: dirty, zero: null };
+    const view = orFail(await this.#view.look(layout, signal));
+    const removed = this.epochs === null ? null : await this.#removed(layout, signal);
+    return { layout, ...completeSelection(dirty, view, parent, removed) };
+  }
+
+  /** VMMs with epochs also say what was removed and not written since. */
+  async #removed(layout: MemoryLayout, signal: AbortSignal): Promise<PageBitmap> {
+    const path = '/vm/removed-memory-ranges';
+    const text = orFail(await this.#client.bulk(path, signal));
+    const { socketPath } = this.#client;
+    const removed = decodeDirtyRanges(text, `GET ${path} at ${socketPath}`);
+    requireAgreement(removed, layout, socketPath);
+    return removed.dirty;
   }
 
   /** The VMM's dirty set. */
   async #told(signal: AbortSignal): Promise<Told> {
     if (this.#facts.capabilities.dirtyRanges) {
       const ranges = await this.#dirtyRanges(signal);
-      return { layout: await this.#layoutOfRanges(ranges, signal), dirty: ranges.dirty };
+      return { ...(await this.#layoutOfRanges(ranges, signal)), dirty: ranges.dirty };
     }
     const mappings = await this.#mappings(signal);
     const text = orFail(await this.#client.bulk('/memory/dirty', signal));
     const what = `GET /memory/dirty at ${this.#client.socketPath}`;
     const dirty = decodePageBits(text, ['bitmap'], mappings, what).bitmap;
-    return { layout: mappings.layout, dirty };
+    return { layout: mappings.layout, mapped: true, dirty };
   }
 
-  async #findLayout(signal: AbortSignal): Promise<MemoryLayout> {
-    if (this.#facts.capabilities.memoryMappings) return (await this.#mappings(signal)).layout;
+  async #findLayout(signal: AbortSignal): Promise<Placed> {
+    if (this.#facts.capabilities.memoryMappings) {
+      return { layout: (await this.#mappings(signal)).layout, mapped: true };
+    }
     return this.#layoutOfRanges(await this.#dirtyRanges(signal), signal);
   }
 
@@ -127,24 +160,30 @@ export class ProcessSource implements DirtySource {
   }
 
   /** Ranges name written pages only; the rest of each region is found in the address map. */
-  async #layoutOfRanges(ranges: DirtyRanges, signal: AbortSignal): Promise<MemoryLayout> {
+  async #layoutOfRanges(ranges: DirtyRanges, signal: AbortSignal): Promise<Placed> {
     const { socketPath } = this.#client;
     if (this.#facts.capabilities.memoryMappings) {
       const { layout } = await this.#mappings(signal);
       requireAgreement(ranges, layout, socketPath);
-      return layout;
+      return { layout, mapped: true };
     }
     const known = this.#view.known;
-    if (known !== null && known.imageBytes === ranges.imageBytes) {
+    if (known !== null) {
       requireAgreement(ranges, known, socketPath);
-      return known;
+      return { layout: known, mapped: true };
     }
     const vmas = orFail(await this.#view.vmas());
-    const found = fileLayout(vmas, ranges.imageBytes) ?? anonymousLayout(ranges, vmas, socketPath);
+    const found =
+      fileLayout(vmas, ranges.imageBytes) ?? completeSpans(ranges.spans, vmas, ranges.imageBytes);
+    if (found === null) {
+      const { length } = ranges.spans;
+      if (length > 0) orFail(err(layoutUnknown(socketPath, length)));
+      return { layout: oneRegion(0n, ranges.imageBytes), mapped: false };
+    }
     const what = `GET /vm/dirty-memory-ranges at ${socketPath}`;
     const layout = orFail(buildLayout(found.regions, what, 'ranges'));
     requireAgreement(ranges, layout, socketPath);
-    return orFail(this.#view.adopt(layout));
+    return { layout: orFail(this.#view.adopt(layout)), mapped: true };
   }
 
   #requireSame(): void {
@@ -182,18 +221,9 @@ function requireAgreement(ranges: DirtyRanges, layout: MemoryLayout, socketPath:
   }
 }
 
-function anonymousLayout(
-  ranges: DirtyRanges,
-  vmas: readonly Vma[],
-  socketPath: string,
-): { readonly regions: MemoryLayout['regions'] } {
-  const regions =
-    ranges.spans.length === 0
-      ? (singleRegion(vmas, ranges.imageBytes)?.regions ?? null)
-      : completeSpans(ranges.spans, writableRuns(vmas), ranges.imageBytes);
-  if (regions !== null) return { regions };
+function layoutUnknown(socketPath: string, spans: number): VmmError {
   const message =
     `where the memory regions of the VM at ${socketPath} begin and end cannot be told from its ` +
-    `${ranges.spans.length} dirty runs and its address map; GET /memory/mappings would say it`;
-  return orFail(err(vmmError('layout-unknown', message, { socketPath })));
+    `${spans} dirty runs and its address map; a VMM with GET /memory/mappings would say it`;
+  return vmmError('layout-unknown', message, { socketPath });
 }

@@ -4,7 +4,7 @@
  * clean by combining two reads that the kernel may have moved pages between.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
-import { errnoName, pagemapScan } from '../native/guest.ts';
+import { errnoName, pagemapScan, type PagemapMode } from '../native/guest.ts';
 import { err, ok, type Result } from '../result.ts';
 import { PAGE_BYTES, pageCount, pagesExact } from '../units.ts';
 import { notPermitted, type BackedSpan, type Backing } from './address-map.ts';
@@ -15,12 +15,13 @@ import { vmmError, type VmmError } from './errors.ts';
 const SCAN_BYTES = 2 ** 30;
 
 /**
- * @param mode `resident` = present or swapped; `private` = that, and not a page of the mapped file
+ * @param mode `resident` = present or swapped; `private` = that, and not a page of the mapped file;
+ *   `zero` = the kernel's zero page (none are found before Linux 6.7)
  */
 export async function scanPages(
   pid: number,
   layout: MemoryLayout,
-  mode: 'resident' | 'private',
+  mode: PagemapMode,
   signal: AbortSignal,
 ): Promise<Result<PageBitmap, VmmError>> {
   const image = emptyBitmap(pagesExact(layout.imageBytes));

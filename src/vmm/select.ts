@@ -9,15 +9,15 @@
  * | file      | the launch image               | selected, where a layer above that stores it  |
  * | faulted   | what its fault handler gives   | selected, where a layer above that stores it  |
  * | shared    | unknown: others may write it   | left to the dirty set                         |
+ *
+ * A removed page that the guest has read since is there again, as the kernel's zero page: `zero`.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { bitmapAnd, bitmapAndNot, bitmapOr } from '../native/guest.ts';
-import { pagesExact } from '../units.ts';
 import type { BackedSpan, Backing } from './address-map.ts';
 import { copyBitmap, isEmptyBitmap } from './bitmap.ts';
 import { pagesBacked } from './residency.ts';
 import type { ParentPages } from './source.ts';
-import { emptyBitmap } from './bitmap.ts';
 
 /** The guest's memory from outside, all of one moment: the VM is paused. */
 export interface PageView {
@@ -27,6 +27,8 @@ export interface PageView {
   readonly resident: PageBitmap;
   /** Present or swapped, and not a page of the mapped file. */
   readonly own: PageBitmap;
+  /** The kernel's zero page is mapped there. */
+  readonly zeroMapped: PageBitmap;
 }
 
 export interface Selection {
@@ -34,21 +36,29 @@ export interface Selection {
   readonly zero: PageBitmap | null;
 }
 
+/**
+ * @param removed pages that the VMM itself says are removed and not written since; null: unknown
+ */
 export function completeSelection(
   dirty: PageBitmap,
   view: PageView,
   parent: ParentPages | 'none' | 'unknown',
+  removed: PageBitmap | null = null,
 ): Selection {
   const backed = (kind: Backing): PageBitmap => pagesBacked(view.layout, view.spans, [kind]);
+  const zero = backed('anonymous');
+  bitmapAndNot(zero.bits, view.resident.bits);
+  bitmapOr(zero.bits, view.zeroMapped.bits);
+  if (removed !== null) bitmapOr(zero.bits, removed.bits);
   const selected = copyBitmap(dirty);
-  const absent = backed('anonymous');
-  bitmapAndNot(absent.bits, view.resident.bits);
-  bitmapAndNot(selected.bits, absent.bits);
+  if (parent !== 'none') {
+    addReverted(selected, backed('file'), view.own, parent);
+    addReverted(selected, backed('faulted'), view.resident, parent);
+  }
+  bitmapAndNot(selected.bits, zero.bits);
   if (parent === 'none') return { selected, zero: null };
-  addReverted(selected, backed('file'), view.own, parent);
-  addReverted(selected, backed('faulted'), view.resident, parent);
-  if (parent !== 'unknown') bitmapAnd(absent.bits, parent.data.bits);
-  return { selected, zero: isEmptyBitmap(absent) ? null : absent };
+  if (parent !== 'unknown') bitmapAnd(zero.bits, parent.data.bits);
+  return { selected, zero: isEmptyBitmap(zero) ? null : zero };
 }
 
 /** Pages whose own copy is gone, while the parent may still hold what it was. */
@@ -69,8 +79,4 @@ export function everythingThere(view: PageView): PageBitmap {
   const all = copyBitmap(view.resident);
   bitmapOr(all.bits, pagesBacked(view.layout, view.spans, ['shared']).bits);
   return all;
-}
-
-export function noPages(layout: MemoryLayout): PageBitmap {
-  return emptyBitmap(pagesExact(layout.imageBytes));
 }

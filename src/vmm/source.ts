@@ -62,9 +62,17 @@ export interface DirtySource {
   readonly dialect: Dialect;
   /** After a `fetch` that failed, what was dirty may be forgotten: widen the next one. */
   readonly clearsOnRead: boolean;
+  /**
+   * A set names every page written since the VM started (or all that are there), not only those of
+   * the epoch: comparing with the parent keeps the layers thin.
+   */
+  readonly cumulative: boolean;
   /** Swapped pages are seen: mode `mincore` is safe with swap on. */
   readonly seesSwapped: boolean;
-  /** The VMM's own epochs, where it has them and the mode can use them. */
+  /**
+   * The VMM's own epochs, where it has them and the mode uses them: call `commit` once the layer of
+   * a fetch is committed, `abort` when it is given up. Optional: without, sets are cumulative.
+   */
   readonly epochs: VmmEpochs | null;
   /**
    * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise
