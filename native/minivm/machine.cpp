@@ -241,7 +241,7 @@ Counters Machine::ReadCounters() {
   counters.pages_total = __atomic_load_n(&box.pages_total, __ATOMIC_RELAXED);
   counters.passes = __atomic_load_n(&box.generation, __ATOMIC_RELAXED);
   counters.idle = __atomic_load_n(&box.command, __ATOMIC_ACQUIRE) == kIdle;
-  counters.read_sum = box.read_sum;
+  counters.read_sum = __atomic_load_n(&box.read_sum, __ATOMIC_RELAXED);
   return counters;
 }
 

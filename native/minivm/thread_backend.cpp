@@ -125,7 +125,8 @@ class ThreadBackend final : public Backend {
     std::uint8_t* host = region->host + page * kPageBytes;
     if (box.command == kRead) {
       // SAFETY: `host` is page-aligned guest memory; volatile so that the read really happens.
-      box.read_sum += *reinterpret_cast<const volatile std::uint32_t*>(host);
+      const std::uint32_t word = *reinterpret_cast<const volatile std::uint32_t*>(host);
+      __atomic_store_n(&box.read_sum, box.read_sum + word, __ATOMIC_RELAXED);
       return;
     }
     if (shared_.track) {
