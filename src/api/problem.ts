@@ -17,6 +17,7 @@ export type RequestErrorKind =
   | 'idempotency-key-reused'
   | 'internal'
   | 'malformed-body'
+  | 'mass-delete'
   | 'route-missing'
   | 'unauthorized'
   | 'unsupported-media-type';
@@ -90,6 +91,7 @@ export const httpStatus = {
   'layout-changed': 409,
   'layout-unknown': 409,
   'malformed-body': 400,
+  'mass-delete': 409,
   'manifest-invalid': 500,
   'memory-file-bad': 502,
   'no-memory': 409,

@@ -28,7 +28,8 @@ export interface Listening {
 const failure = (kind: ListenError['kind'], message: string): Result<never, ListenError> =>
   err({ kind, message });
 
-function parseAddress(listen: string): { host: string; port: number } {
+/** Host and port of a `server.listen` value; brackets of an IPv6 address are taken off. */
+export function parseAddress(listen: string): { host: string; port: number } {
   const at = listen.lastIndexOf(':');
   return { host: listen.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(listen.slice(at + 1)) };
 }

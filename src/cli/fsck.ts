@@ -1,4 +1,7 @@
-/** `varve fsck`: compare catalog, store and layer headers from scratch. Exit status 1 if anything is wrong. */
+/**
+ * `varve fsck`: compare catalog, store and layer headers from scratch. Exit status 1 if anything
+ * is wrong.
+ */
 import type { Command } from 'commander';
 import { FileArtifactStore } from '../artifact/file-store.ts';
 import type { ArtifactStore } from '../artifact/store.ts';

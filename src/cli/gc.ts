@@ -1,4 +1,7 @@
-/** `varve gc` and `varve node`: collect garbage, look at what a run would do, end what a dead node left. */
+/**
+ * `varve gc` and `varve node`: collect garbage, look at what a run would do, end what a dead
+ * node left.
+ */
 import type { Command } from 'commander';
 import { FileArtifactStore } from '../artifact/file-store.ts';
 import { openCatalog } from '../catalog/open.ts';

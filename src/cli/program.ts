@@ -5,6 +5,8 @@ import { exitCodeOf, exitCodes, reportError } from './context.ts';
 import { addDemo } from './demo.ts';
 import { addFsck } from './fsck.ts';
 import { addGc, addNode } from './gc.ts';
+import { addDoctor } from './doctor.ts';
+import { layerCommand } from './layer.ts';
 import { addMigrate } from './migrate.ts';
 import { addServe } from './serve.ts';
 import { addSnapshotCommands } from './snapshots.ts';
@@ -28,7 +30,9 @@ export function buildProgram(): Command {
   addGc(program);
   addFsck(program);
   addNode(program);
+  program.addCommand(layerCommand().copyInheritedSettings(program));
   addMigrate(program);
+  addDoctor(program);
   addConfigCommands(program);
   return program;
 }
