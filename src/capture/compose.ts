@@ -63,11 +63,12 @@ export interface Composition {
   /** The dirty set is about to be read. */
   readonly fetching: () => void;
   readonly recordSet: (fetched: FetchedSet) => PageSets;
-  readonly copied: () => void;
+  /** Resolves when the VM runs again, or at once where it must not yet. */
+  readonly copied: () => Promise<void>;
   /** From now until the commit point, the file at this path must go if the capture aborts. */
   readonly sealing: (path: string) => void;
   readonly commitEpoch: (sealed: SealedLayer, plan: PublishPlan) => void;
-  readonly committed: () => void;
+  readonly committed: () => Promise<void>;
   readonly vmStatePath: () => string | null;
   readonly publishOnce: (
     plan: PublishPlan,
@@ -198,10 +199,7 @@ function dirtyBitmapStage(
       c.counts.selectedPages = bitmapCount(sets.selected.bits);
       return sets;
     },
-    staged: () => {
-      copied?.();
-      c.copied();
-    },
+    staged: () => void c.copied().then(copied),
   });
 }
 
@@ -219,10 +217,8 @@ function readStage(c: Composition, copied: (() => void) | undefined): ReturnType
         const check = identity.check();
         if (check !== 'same') throw new Failure(identityError(identity, check));
       },
-      copied: () => {
-        copied?.();
-        c.copied();
-      },
+      // The workers stay free until the resume is answered: compaction would slow it down.
+      copied: () => void c.copied().then(copied),
     },
   );
 }
@@ -239,7 +235,7 @@ function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
       committed: async () => {
         await rm(prepared.memFilePath, { force: true });
-        c.committed();
+        await c.committed();
       },
     },
   );

@@ -212,9 +212,10 @@ export class CaptureRun {
     this.progress.committed(result);
   }
 
-  #resumeAt(step: ResumeAfter): void {
+  #resumeAt(step: ResumeAfter): Promise<void> {
     const order: readonly ResumeAfter[] = ['copy', 'commit', 'publish'];
-    if (order.indexOf(this.resumeAfter) <= order.indexOf(step)) void this.#freeze.end();
+    const isDue = order.indexOf(this.resumeAfter) <= order.indexOf(step);
+    return isDue ? this.#freeze.end() : Promise.resolve();
   }
 
   /** R3, R4. */

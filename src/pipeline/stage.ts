@@ -43,7 +43,8 @@ export async function* buffer<T>(
   const queue = new BoundedQueue<T>(options);
   const producer = fill(queue, source);
   try {
-    await options.holdUntil;
+    // A producer that failed or ended has nothing more to fill the queue with.
+    if (options.holdUntil !== undefined) await Promise.race([options.holdUntil, producer]);
     for (;;) {
       const next = await queue.take();
       if (next.done) return;

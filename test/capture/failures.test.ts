@@ -37,7 +37,7 @@ describe('a VMM that', () => {
     await vm.run({ pages: { firstPage: 1100, pageCount: 20 }, value: 6 });
     await vm.clearRequests();
     await vm.fault({ on: c.on, action: c.action, skip: c.skip });
-    const failed = await harness.capture(vmId);
+    const failed = await harness.capture(vmId, { resumeAfter: 'copy' });
     await vm.clearFaults();
     expect(failed.status).toBe('aborted');
     expect(failed.failure?.kind).toBe(c.kind);

@@ -94,6 +94,18 @@ test('a failing producer fails the buffer with the same error', async () => {
   await expect(all).rejects.toBe(broke);
 });
 
+test('a buffer that is held back ends when its producer fails', async () => {
+  const broke = new Error('the dirty set could not be read');
+  async function* source(): AsyncIterable<number> {
+    await Promise.resolve();
+    if (broke.message !== '') throw broke;
+    yield 1;
+  }
+  const holdUntil = new Promise<void>(() => undefined);
+  const all = collect(buffer(source(), { max: 3, weightOf, gauge: quiet, holdUntil }));
+  await expect(all).rejects.toBe(broke);
+});
+
 test('a buffer that is held back hands nothing on, and fills up to its bound', async () => {
   let produced = 0;
   let release: () => void = () => undefined;
