@@ -7,7 +7,7 @@ const removed = (vm: MiniVm): Promise<number[]> => rangesOf(vm, '/vm/removed-mem
 const options = { memoryMib: 16, dirtyEpochs: true } as const;
 
 describe.each(guests)('removal and epochs of a %s guest', (backend) => {
-  test('a removed page reads zero, is reported, and leaves the set when written again', async () => {
+  test('a removed page reads zero, is reported, and leaves the set when written', async () => {
     await using vm = await launchMiniVm({ ...options, backend, dialect: 'aenv' });
     await vm.run({ pages: { firstPage: 0, pageCount: 20 } });
     await vm.removePages({ firstPage: 4, pageCount: 8 });

@@ -86,7 +86,7 @@ test('the request log counts pauses and resumes', async () => {
   ]);
 });
 
-test('an unreadable page is refused to the VMM’s own readers, and the guest goes on', async () => {
+test('an unreadable page is refused to the VMM’s own readers; the guest goes on', async () => {
   await using vm = await launchMiniVm({ ...small, backend: 'thread' });
   await vm.setUnreadable(77);
   await vm.run({ pages: { firstPage: 70, pageCount: 20 } });

@@ -42,7 +42,7 @@ export function bitsOf(words: BigUint64Array): number[] {
   return pages;
 }
 
-/** The dirty set as the dialect tells it, as image pages. Regions have to be whole 64-page words. */
+/** The dirty set as the dialect tells it, in image pages. Needs regions of whole 64-page words. */
 export async function dirtyPages(vm: MiniVm, dialect: 'aenv' | 'e2b'): Promise<number[]> {
   if (dialect === 'aenv') return rangesOf(vm, '/vm/dirty-memory-ranges');
   const answer = await vm.send('GET', '/memory/dirty');

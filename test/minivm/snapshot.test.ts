@@ -107,7 +107,7 @@ describe.each(guests)('snapshots of a %s guest', (backend) => {
   });
 });
 
-test('a snapshot needs a paused VM, a writable path, and in upstream’s dialect a memory file', async () => {
+test('a snapshot needs a paused VM, a writable path, and upstream a memory file', async () => {
   using folder = new TempFolder();
   await using vm = await launchMiniVm({ dialect: 'firecracker', memoryMib: 16 });
   const body = { snapshot_path: folder.file('s'), mem_file_path: folder.file('m') };
@@ -157,7 +157,7 @@ test('a load that fails says why, and the process ends as Firecracker does', asy
   }
 });
 
-test('a snapshot is not loaded over boot configuration, nor over the file that backs memory', async () => {
+test('a snapshot is not loaded over boot configuration, nor made over its own memory', async () => {
   using folder = new TempFolder();
   const [snapshotPath, memFilePath] = [folder.file('state'), folder.file('mem')];
   await using vm = await launchMiniVm({ memoryMib: 16 });
