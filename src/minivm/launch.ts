@@ -63,7 +63,7 @@ export class MiniVm extends MiniVmClient implements AsyncDisposable {
     this.#folder = folder;
   }
 
-  /** Ends the process; resolves when it is reaped. A killed VM leaves its socket, until disposal. */
+  /** Ends the process; resolves once it is reaped. Its socket stays until disposal. */
   async kill(signal: NodeJS.Signals = 'SIGKILL'): Promise<MiniVmExit> {
     this.#child.kill(signal);
     return this.exited;
