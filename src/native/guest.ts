@@ -3,6 +3,7 @@
  * synchronous. Wrong types throw TypeError, wrong values RangeError; what the kernel refuses comes
  * back as `error`, an errno (0 = none), for {@link errnoName}.
  */
+import { setImmediate } from 'node:timers/promises';
 import { getSystemErrorName } from 'node:util';
 
 import { PAGE_BYTES } from '../units.ts';
@@ -267,7 +268,38 @@ export function crc32c(view: Uint8Array, seed: number): number {
  * Data extents of a sparse file as a page bitmap: a hole is 0, a page that data touches 1. Extents
  * are as fine as the file system's blocks. Moves the descriptor's own file offset.
  */
-export function fileExtents(fd: number, pageCount: number): { bits: Uint8Array; error: number } {
+export function fileExtents(fd: number, pageCount: number): FileExtents {
+  const steps = extentSteps(fd, pageCount);
+  for (;;) {
+    const step = steps.next();
+    if (step.done === true) return step.value;
+  }
+}
+
+/**
+ * The same, giving the event loop a turn after each slice of about 8 ms: a file of many small
+ * extents takes a second or more.
+ */
+export async function fileExtentsInTurns(
+  fd: number,
+  pageCount: number,
+  signal: AbortSignal,
+): Promise<FileExtents> {
+  const steps = extentSteps(fd, pageCount);
+  for (;;) {
+    signal.throwIfAborted();
+    const step = steps.next();
+    if (step.done === true) return step.value;
+    await setImmediate();
+  }
+}
+
+export interface FileExtents {
+  readonly bits: Uint8Array;
+  readonly error: number;
+}
+
+function* extentSteps(fd: number, pageCount: number): Generator<void, FileExtents> {
   const native = addon();
   const bits = new Uint8Array(bitmapBytes(pageCount));
   let from = 0;
@@ -275,6 +307,7 @@ export function fileExtents(fd: number, pageCount: number): { bits: Uint8Array; 
     const { next, done, error } = native.fileExtents(fd, from, pageCount, bits);
     if (done) return { bits, error };
     from = next;
+    yield;
   }
 }
 

@@ -9,7 +9,7 @@
 import { open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
-import { errnoName, fileExtents } from '../native/guest.ts';
+import { errnoName, fileExtentsInTurns } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
 import { MIB, pagesExact } from '../units.ts';
 import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
@@ -73,7 +73,11 @@ export class FileSource implements DirtySource {
       const type = widen ? 'Full' : 'Diff';
       orFail(await this.#client.createSnapshot({ type, ...snapshot }, signal));
       const { layout } = placed;
-      const extents = await readExtents(memFilePath, layout, this.#client.socketPath, widen);
+      const extents = await readExtents(memFilePath, layout, {
+        socketPath: this.#client.socketPath,
+        everything: widen,
+        signal,
+      });
       const mapped = await this.#prove(placed, memFilePath, extents);
       if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
       const view = mapped ? orFail(await this.#view.look(layout, signal)) : null;
@@ -193,9 +197,9 @@ async function requireAbsent(path: string): Promise<void> {
 async function readExtents(
   path: string,
   layout: MemoryLayout,
-  socketPath: string,
-  everything: boolean,
+  o: { readonly socketPath: string; readonly everything: boolean; readonly signal: AbortSignal },
 ): Promise<PageBitmap> {
+  const { socketPath, everything, signal } = o;
   const pages = pagesExact(layout.imageBytes);
   const bad = (problem: string): never =>
     orFail(err(vmmError('memory-file-bad', `the VMM's memory file ${path} ${problem}`)));
@@ -213,7 +217,7 @@ async function readExtents(
     }
     // A full snapshot names every page, whether or not its zeroes were written.
     if (everything) return fullBitmap(pages);
-    const extents = fileExtents(file.fd, pages);
+    const extents = await fileExtentsInTurns(file.fd, pages, signal);
     if (extents.error !== 0) bad(`cannot be read (${errnoName(extents.error)})`);
     return { pageCount: pages, bits: extents.bits };
   } finally {

@@ -232,6 +232,23 @@ describe('scans', () => {
     }
   });
 
+  test('many small extents are found in turns, and an abort ends the search', async () => {
+    const pages = 20_000;
+    const fd = openSync(join(folder, 'fragments'), 'w+');
+    try {
+      ftruncateSync(fd, pages * PAGE);
+      const page = Buffer.alloc(PAGE, 1);
+      for (let i = 0; i < pages; i += 4) writeSync(fd, page, 0, PAGE, i * PAGE);
+      const sliced = await guest.fileExtentsInTurns(fd, pages, new AbortController().signal);
+      expect(guest.bitmapCount(sliced.bits)).toBe(pages / 4);
+      expect(sliced).toEqual(guest.fileExtents(fd, pages));
+      const aborted = AbortSignal.abort(new Error('enough'));
+      await expect(guest.fileExtentsInTurns(fd, pages, aborted)).rejects.toThrow('enough');
+    } finally {
+      closeSync(fd);
+    }
+  });
+
   test('the ioctl and the file of pagemap name the same pages', () => {
     const { view, address } = ownPages(300);
     view[3 * PAGE] = 1;
