@@ -21,6 +21,8 @@ constexpr std::size_t kVersionAt = 132;
 constexpr std::size_t kUserTagAt = 134;
 constexpr std::size_t kUserTagBytes = 256;
 constexpr std::size_t kUuidText = 36;
+// Layers sealed in place have less than one sector between index and trailer.
+constexpr std::uint64_t kGapScanBytes = 16384;
 
 int HexDigit(char c) noexcept {
   if (c >= '0' && c <= '9') return c - '0';
@@ -83,6 +85,29 @@ LayerFault ReadIndex(ByteSource& content, LsmtLayer& layer) noexcept {
   return {};
 }
 
+// A gap between index and trailer may hold padding, but no header or trailer: then the trailer that
+// was found belongs to a second layer, glued on behind the first.
+LayerFault CheckGap(ByteSource& content, std::uint64_t gap_bytes, std::uint64_t gap_at) noexcept {
+  if (gap_bytes == 0) return {};
+  std::array<std::byte, kMagic.size()> start;
+  const auto holds_magic = [&](std::uint64_t at, LayerFault& f) {
+    f = content.Read(at, start);
+    return f.ok() && std::memcmp(start.data(), kMagic.data(), kMagic.size()) == 0;
+  };
+  LayerFault f;
+  // Where the second layer starts if its own index is followed by its trailer.
+  if (holds_magic(gap_bytes, f)) return MakeFault(fault::kTrailingBytes, "header", gap_bytes);
+  if (!f.ok()) return f;
+  // Where the first layer's own trailer is if the index is the first layer's.
+  const std::uint64_t end = gap_at + std::min(gap_bytes, kGapScanBytes);
+  for (std::uint64_t at = (gap_at + kSectorBytes - 1) / kSectorBytes * kSectorBytes; at < end;
+       at += kSectorBytes) {
+    if (holds_magic(at, f)) return MakeFault(fault::kTrailingBytes, "trailer", at);
+    if (!f.ok()) return f;
+  }
+  return {};
+}
+
 LayerFault CheckTrailer(ByteSource& content, LsmtLayer& layer) noexcept {
   const std::uint64_t trailer_at = layer.content_bytes - kLsmtBlockBytes;
   const LsmtHeader& t = layer.trailer;
@@ -108,16 +133,7 @@ LayerFault CheckTrailer(ByteSource& content, LsmtLayer& layer) noexcept {
     return MakeFault(fault::kCorrupt, "trailer.uuid", trailer_at + kUuidAt);
   }
   layer.gap_bytes = trailer_at - t.index_offset - index_bytes;
-  if (layer.gap_bytes == 0) return {};
-  // A gap may hold padding, never the start of another layer: then this trailer belongs to that
-  // one, glued on behind the first.
-  std::array<std::byte, 32> start;
-  if (auto f = content.Read(layer.gap_bytes, start); !f.ok()) return f;
-  if (std::memcmp(start.data(), kMagic.data(), kMagic.size()) == 0 &&
-      (LoadField<std::uint32_t>(start, kFlagsAt) & lsmt_flag::kHeader) != 0) {
-    return MakeFault(fault::kTrailingBytes, "second layer", layer.gap_bytes);
-  }
-  return {};
+  return CheckGap(content, layer.gap_bytes, t.index_offset + index_bytes);
 }
 
 }  // namespace
