@@ -50,6 +50,7 @@ export interface PreparationOf {
 export async function prepare(of: PreparationOf): Promise<Prepared> {
   const { vm, captureId, deps, signal, cleanups } = of;
   const { config, nodeDb, engine } = deps;
+  await vm.settling;
   const check = vm.identity.check();
   if (check !== 'same') throw new Failure(identityError(vm.identity, check));
   const pausedByOwner = await isPaused(vm, signal);
@@ -106,7 +107,7 @@ async function isPaused(vm: VmHandle, signal: AbortSignal): Promise<boolean> {
 function wantsDedup(of: PreparationOf, source: DirtySource): boolean {
   const mode = of.request.dedup ?? of.deps.config.memorySnapshot.dedup;
   if (mode === 'off') return false;
-  return mode === 'parent' || !source.clearsOnRead || source.kind === 'mincore';
+  return mode === 'parent' || source.cumulative;
 }
 
 async function openParent(

@@ -148,7 +148,7 @@ export class CaptureProgress {
     readonly advance: boolean;
   }): CaptureResult {
     const { sealed, plan, intent, counts } = of;
-    const named = of.advance && of.source.clearsOnRead ? 'epoch' : 'cumulative';
+    const named = of.advance && !of.source.cumulative ? 'epoch' : 'cumulative';
     return {
       snapshotId: plan.snapshotId,
       layer: sealed.uuid,

@@ -208,6 +208,9 @@ export class CaptureRun {
     const kept: KeptResult = { result, stages: [], vmRunning: null };
     orThrow(nodeDb.commit(this.captureId, JSON.stringify(kept)));
     this.#committed = true;
+    this.vm.settleEpoch('commit', (error) =>
+      this.#warn('a VMM epoch could not be committed', error),
+    );
     this.#unsealedPath = undefined;
     this.progress.committed(result);
   }
@@ -231,12 +234,21 @@ export class CaptureRun {
       this.progress.leftCommitted(detail);
       return;
     }
+    if (this.#fetchAttempted) {
+      this.vm.settleEpoch('abort', (error) =>
+        this.#warn('a VMM epoch could not be aborted', error),
+      );
+    }
     if (this.#unsealedPath !== undefined) await rm(this.#unsealedPath, { force: true });
     await rm(stagingFolder(this.#deps.config, this.captureId), { recursive: true, force: true });
     const options = { fetchAttempted: this.#fetchAttempted };
     const aborted = nodeDb.abort(this.captureId, detail, options);
     if (!aborted.ok) observer.warn('an abort could not be recorded', { error: aborted.error });
     this.progress.aborted(detail);
+  }
+
+  #warn(what: string, error: unknown): void {
+    this.#deps.observer.warn(what, { captureId: this.captureId, error });
   }
 
   #watch(until: AbortSignal): void {

@@ -11,6 +11,11 @@ export class VmHandle implements Disposable {
   readonly identity: ProcessIdentity;
   readonly facts: VmmFacts;
   readonly source: DirtySource;
+  /**
+   * The end of the VMM's own epoch, commit or abort, while it is on its way: the next capture waits for it, or it
+   * would end the next one's.
+   */
+  settling: Promise<void> = Promise.resolve();
 
   constructor(parts: {
     readonly vmId: VmId;
@@ -28,6 +33,18 @@ export class VmHandle implements Disposable {
 
   get gone(): boolean {
     return this.identity.hasExited();
+  }
+
+  /** Tells a VMM with epochs of its own what became of the set it handed out last. Never rejects. */
+  settleEpoch(outcome: 'commit' | 'abort', failed: (error: unknown) => void): void {
+    const { epochs } = this.source;
+    if (epochs === null) return;
+    // Not the capture's signal: this is said on every outcome.
+    const patient = new AbortController().signal;
+    this.settling = epochs[outcome](patient).then(
+      (settled) => (settled.ok ? undefined : failed(settled.error)),
+      failed,
+    );
   }
 
   [Symbol.dispose](): void {

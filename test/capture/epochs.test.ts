@@ -117,3 +117,22 @@ test('zero pages over a parent read zero after restore, and a base stores none',
   await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
 });
+
+test('a VMM with epochs of its own names only what was written since the last capture, also after a failed one', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32, dirtyEpochs: true });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 300 }, value: 1 });
+  await harness.published(vmId);
+  await vm.run({ pages: { firstPage: 3000, pageCount: 20 }, value: 2 });
+  await vm.setUnreadable(3010);
+  expect((await harness.capture(vmId)).failure?.kind).toBe('unreadable-page');
+  await vm.setUnreadable(3010, false);
+  await vm.run({ pages: { firstPage: 4000, pageCount: 10 }, value: 3 });
+  const expected = await allHashes(vm);
+  const made = await harness.published(vmId);
+  expect(made.selection).toBe('epoch');
+  expect(made.selectedPages).toBe(30);
+  await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+});
