@@ -1,0 +1,116 @@
+import { statSync } from 'node:fs';
+import { request } from 'node:http';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import type { CaptureView, VmView } from '../../src/capture/types.ts';
+import type { Layer, SnapshotPage } from '../../src/catalog/catalog.ts';
+import { launchMiniVm } from '../../src/minivm/launch.ts';
+import { MIB } from '../../src/units.ts';
+import { startDaemon, varve, type Daemon } from './run.ts';
+
+const TIMEOUT_MS = 180_000;
+
+function get(daemon: Daemon, path: string): Promise<{ status: number; text: string }> {
+  return new Promise((resolve, reject) => {
+    const options = { socketPath: join(daemon.folder, 'api.sock'), path, agent: false };
+    request(options, (response) => {
+      let text = '';
+      response.on('data', (chunk: Buffer) => (text += chunk.toString()));
+      response.on('end', () => resolve({ status: response.statusCode ?? 0, text }));
+    })
+      .on('error', reject)
+      .end();
+  });
+}
+
+test(
+  'a VM is attached, captured twice, listed, drawn, restored and retired from the command line',
+  async () => {
+    await using daemon = await startDaemon();
+    const socketPath = join(daemon.vmRoot, 'a.sock');
+    await using vm = await launchMiniVm({ id: 'a', socketPath, memoryMib: 32 });
+    await vm.run({ pages: { firstPage: 0, pageCount: 1000 } });
+    const attached = await daemon.json<VmView>('attach', socketPath, '--id', 'web');
+    expect(attached).toMatchObject({ vmId: 'web', state: 'attached', pid: vm.pid });
+    const first = await daemon.json<CaptureView>('capture', 'web', '--alias', 'first');
+    expect(first).toMatchObject({ status: 'published', vmRunning: true, failure: null });
+    await vm.run({ pages: { firstPage: 100, pageCount: 10 }, value: 2 });
+    await vm.pause();
+    const second = await daemon.json<CaptureView>('capture', 'web', '--resume-after', 'copy');
+    expect(second.result?.predecessor).toBe(first.result?.layer);
+
+    const page = await daemon.json<SnapshotPage>('ls', '--vm', 'web');
+    const ids = [second.result?.snapshotId, first.result?.snapshotId];
+    expect(page.snapshots.map((snapshot) => snapshot.id)).toEqual(ids);
+    expect((await daemon.run('ls')).stdout).toMatch(/SNAPSHOT +VM +STATE[^]*first/);
+    expect((await daemon.run('show', 'first')).stdout).toContain('vm-state');
+    const layers = await daemon.json<readonly Layer[]>('lineage', 'web');
+    expect(layers.map((layer) => layer.uuid)).toEqual([first.result?.layer, second.result?.layer]);
+
+    const output = join(daemon.folder, 'out');
+    await daemon.json('restore', second.result?.snapshotId ?? '', '--output', output);
+    expect(statSync(join(output, 'memory')).size).toBe(32 * MIB);
+    await using restored = await launchMiniVm({
+      socketPath: join(daemon.vmRoot, 'b.sock'),
+      restore: { memoryPath: join(output, 'memory'), snapshotPath: join(output, 'vm-state') },
+    });
+    const pages = (32 * MIB) / 4096;
+    expect(await restored.hashes(0, pages)).toEqual(await vm.hashes(0, pages));
+
+    expect((await daemon.run('rm', 'first')).code).toBe(0);
+    expect((await daemon.run('restore', 'first', '--output', join(output, 'x'))).code).toBe(4);
+    const metrics = (await get(daemon, '/metrics')).text;
+    expect(metrics).toContain('varve_captures_total{outcome="published",reason="none"} 2');
+    expect(metrics).toContain('varve_captures_in_flight 0');
+    expect(daemon.log()).toContain(`"capture":"${first.captureId}"`);
+    expect(await daemon.stop()).toBe(0);
+  },
+  TIMEOUT_MS,
+);
+
+test(
+  'each kind of failure has its exit code and names what is wrong',
+  async () => {
+    await using daemon = await startDaemon();
+    const missing = await daemon.run('show', 'no-such-snapshot');
+    expect([missing.code, missing.stderr]).toEqual([
+      4,
+      expect.stringContaining('snapshot-missing'),
+    ]);
+    const unknown = await daemon.run('capture', 'nobody');
+    expect([unknown.code, unknown.stderr]).toEqual([4, expect.stringContaining('vm-unknown')]);
+    const outside = await daemon.run('attach', '/etc/passwd');
+    expect([outside.code, outside.stderr]).toEqual([
+      6,
+      expect.stringContaining('path-outside-roots'),
+    ]);
+    const notAVmm = await daemon.run('attach', join(daemon.folder, 'vms'));
+    expect(notAVmm.code).not.toBe(0);
+    const json = await daemon.run('--json', 'show', 'no-such-snapshot');
+    expect(JSON.parse(json.stderr)).toMatchObject({ error: { code: 'snapshot-missing' } });
+    expect(daemon.log()).not.toContain('"level":"error"');
+  },
+  TIMEOUT_MS,
+);
+
+test(
+  'a second daemon on the same folder is refused, and the first goes on',
+  async () => {
+    await using daemon = await startDaemon();
+    const second = await daemon.run('serve');
+    expect(second.code).toBe(1);
+    expect(second.stderr).toContain('node.db');
+    expect((await get(daemon, '/healthz')).status).toBe(200);
+  },
+  TIMEOUT_MS,
+);
+
+test('usage, configuration and an absent daemon are told apart by exit code', async () => {
+  expect((await varve(['frobnicate'])).code).toBe(2);
+  expect((await varve(['--help'])).code).toBe(0);
+  const unreadable = await varve(['--config', '/nonexistent/varve.toml', 'vms']);
+  expect([unreadable.code, unreadable.stderr]).toEqual([2, expect.stringContaining('ENOENT')]);
+  const absent = await varve(['--url', 'unix:/nonexistent/api.sock', 'vms']);
+  expect([absent.code, absent.stderr]).toEqual([3, expect.stringContaining('varve serve')]);
+  expect((await varve(['--url', 'ftp://x', 'vms'])).code).toBe(2);
+}, 60_000);
