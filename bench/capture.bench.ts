@@ -163,7 +163,7 @@ async function daemonMemory(size: Sizes, print: Print): Promise<void> {
   const { vmId } = await daemon.attach(vm);
   const before = daemon.memoryBytes('VmRSS');
   daemon.resetPeak();
-  await daemon.capture(vmId, { dedup: 'off' });
+  await daemon.capture(vmId, { dedup: 'off', pauseDeadlineMs: 600_000 });
   const peak = daemon.memoryBytes('VmHWM');
   print(
     `daemon memory while capturing ${size.memoryMib} MiB: ${mib(before)} before (slab budget 256 MiB ` +
@@ -178,7 +178,7 @@ async function health(size: Sizes, print: Print): Promise<void> {
   const { vmId } = await daemon.attach(vm);
   const latencies: number[] = [];
   let running = true;
-  const captured = daemon.capture(vmId, { dedup: 'off' }).finally(() => (running = false));
+  const captured = daemon.capture(vmId, { dedup: 'off', pauseDeadlineMs: 600_000 }).finally(() => (running = false));
   while (running) {
     const start = process.hrtime.bigint();
     await daemon.health();

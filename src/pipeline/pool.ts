@@ -42,7 +42,8 @@ export class WorkerPool implements AsyncDisposable {
       filename: options.workerFile,
       minThreads: options.threads,
       maxThreads: options.threads,
-      concurrentTasksPerWorker: 1,
+      // The second waits in the thread's own port: no round trip through this thread between two tasks.
+      concurrentTasksPerWorker: 2,
       workerData: options.setup,
       atomics: 'sync',
     });
