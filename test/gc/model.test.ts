@@ -1,0 +1,262 @@
+/**
+ * Random histories against a plain model: publishes on shared and unshared chains, retires, holds, releases,
+ * volume switches, uploads given up, and two collectors that are stopped at random transactions, several at once
+ * and through two connections. After each step everything claimed must be there; in the end nothing else.
+ * MODEL_SECONDS (per dialect, default 8) and SEED replay or lengthen it.
+ */
+import { expect, test } from 'vitest';
+import type { PublishRequest } from '../../src/catalog/catalog.ts';
+import type { OpenCatalog } from '../../src/catalog/open.ts';
+import { holdId } from '../../src/units.ts';
+import type { ContentId, HoldId, LayerUuid, SnapshotId } from '../../src/units.ts';
+import { NODE, headOf, onEachDialect, value } from '../catalog/catalogs.ts';
+import { World } from './world.ts';
+
+const seconds = Number(process.env['MODEL_SECONDS'] ?? 8);
+const seedGiven = process.env['SEED'];
+
+/** mulberry32: small, and the same everywhere. */
+function randomOf(seed: number): () => number {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+class Model {
+  readonly visible = new Map<SnapshotId, ContentId>();
+  readonly holds = new Map<HoldId, ContentId>();
+  readonly volumes = new Map<string, { version: number; contentId: ContentId }>();
+  /** Claims that a call under way is ending, or taking: either outcome is right until it is back. */
+  readonly ending = new Map<ContentId, number>();
+  readonly heads = new Map<ContentId, LayerUuid>();
+  readonly depths = new Map<LayerUuid, number>();
+
+  claimed(): ContentId[] {
+    const volumes = [...this.volumes.values()].map(({ contentId }) => contentId);
+    return [...new Set([...this.visible.values(), ...this.holds.values(), ...volumes])];
+  }
+}
+
+class Run {
+  readonly #world: World;
+  readonly #catalogs: readonly OpenCatalog[];
+  readonly #random: () => number;
+  readonly model = new Model();
+  /** Objects of captures under way: what a node that restarts keeps. */
+  readonly #pending = new Set<PublishRequest>();
+  #serial = 0;
+  readonly #tag: string;
+
+  constructor(world: World, catalogs: readonly OpenCatalog[], random: () => number, tag: string) {
+    this.#world = world;
+    this.#catalogs = catalogs;
+    this.#random = random;
+    this.#tag = tag;
+  }
+
+  #pick<T>(all: readonly T[]): T | undefined {
+    return all[Math.floor(this.#random() * all.length)];
+  }
+
+  get #catalog(): OpenCatalog {
+    return this.#pick(this.#catalogs) ?? this.#world.catalog;
+  }
+
+  /** The operations of one step go at once. A claim that one of them ends is not relied on by the others. */
+  step(): Promise<void>[] {
+    const busy = new Set<ContentId>();
+    return Array.from({ length: 1 + Math.floor(this.#random() * 4) }, () => this.#operation(busy));
+  }
+
+  #operation(busy: Set<ContentId>): Promise<void> {
+    const dice = this.#random();
+    if (dice < 0.3) return this.#publish(busy);
+    if (dice < 0.42) return this.#retire(busy);
+    if (dice < 0.56) return this.#hold(busy);
+    if (dice < 0.7) return this.#release(busy);
+    if (dice < 0.8) return this.#volume(busy);
+    if (dice < 0.85) return this.#giveUp();
+    return this.#collect();
+  }
+
+  async #publish(busy: Set<ContentId>): Promise<void> {
+    const { model } = this;
+    const known = [...model.heads.keys()];
+    const base = this.#random() < 0.75 ? this.#pick(known) : undefined;
+    const on = base === undefined ? null : (model.heads.get(base) ?? null);
+    const safe = base === undefined || (model.claimed().includes(base) && !busy.has(base));
+    const count = Math.floor(this.#random() * 3) + (on === null ? 1 : 0);
+    if (base !== undefined) busy.add(base);
+    const catalog = this.#catalog;
+    const request = await this.#world.prepare({ layers: count, on });
+    this.#pending.add(request);
+    const published = await catalog.publish(request);
+    this.#pending.delete(request);
+    if (published.ok) {
+      model.visible.set(request.snapshotId, request.contentId);
+      model.heads.set(request.contentId, headOf(request));
+      const again = value(await catalog.publish(request));
+      expect(again.created).toBe(false);
+      return;
+    }
+    expect(published.error.kind).toBe('layer-missing');
+    expect(safe, `publish on ${String(on)} refused, and its base is claimed`).toBe(false);
+  }
+
+  /** Ends a claim that the model has; the model forgets it first. */
+  async #retire(busy: Set<ContentId>): Promise<void> {
+    const entry = this.#pick([...this.model.visible]);
+    if (entry === undefined || busy.has(entry[1])) return;
+    busy.add(entry[1]);
+    this.model.visible.delete(entry[0]);
+    value(await this.#catalog.retire(entry[0]));
+  }
+
+  async #hold(busy: Set<ContentId>): Promise<void> {
+    const contentId = this.#pick([...this.model.heads.keys()]);
+    if (contentId === undefined) return;
+    const safe = this.model.claimed().includes(contentId) && !busy.has(contentId);
+    busy.add(contentId);
+    const id = holdId(`${this.#tag}-${(this.#serial += 1)}`);
+    const target = { content: contentId };
+    const held = await this.#catalog.hold({ holdId: id, nodeId: NODE, target, purpose: 'vm' });
+    if (held.ok) this.model.holds.set(id, contentId);
+    else {
+      expect(held.error.kind).toBe('content-missing');
+      expect(safe, 'a hold was refused on a claimed content').toBe(false);
+    }
+  }
+
+  async #release(busy: Set<ContentId>): Promise<void> {
+    const entry = this.#pick([...this.model.holds]);
+    if (entry === undefined || busy.has(entry[1])) return;
+    busy.add(entry[1]);
+    this.model.holds.delete(entry[0]);
+    value(await this.#catalog.release(entry[0]));
+    if (this.#random() < 0.2) value(await this.#catalog.release(entry[0]));
+  }
+
+  async #volume(busy: Set<ContentId>): Promise<void> {
+    const contentId = this.#pick(this.model.claimed());
+    const name = `${this.#tag}-vol-${Math.floor(this.#random() * 2)}`;
+    const volume = this.model.volumes.get(name);
+    if (contentId === undefined || busy.has(contentId)) return;
+    if (volume !== undefined && busy.has(volume.contentId)) return;
+    busy.add(contentId);
+    if (volume === undefined) {
+      const created = await this.#catalog.createVolume({ id: name, contentId });
+      if (created.ok) this.model.volumes.set(name, { version: 1, contentId });
+      return;
+    }
+    busy.add(volume.contentId);
+    this.model.volumes.delete(name);
+    const switched = value(
+      await this.#catalog.switchVolume({ id: name, version: volume.version, contentId }),
+    );
+    this.model.volumes.set(name, { version: switched.version, contentId });
+  }
+
+  /** A capture that dies after storing its objects, and the node that cleans up when it is back. */
+  async #giveUp(): Promise<void> {
+    await this.#world.prepare({ layers: 1 });
+    if (this.#pending.size > 0 || this.#random() < 0.5) return;
+    this.#abandon = true;
+  }
+  #abandon = false;
+
+  async #collect(): Promise<void> {
+    const stop = new AbortController();
+    const lives = this.#random() < 0.5 ? Infinity : Math.floor(this.#random() * 12);
+    let left = lives;
+    const { database } = this.#catalog;
+    const watched = Object.create(database) as typeof database;
+    watched.write = (name, work) => {
+      if ((left -= 1) < 0) stop.abort();
+      return database.write(name, work);
+    };
+    const batchMax = 1 + Math.floor(this.#random() * 4);
+    const collector = this.#world.collector({ batchMax }, { database: watched } as OpenCatalog);
+    const done = await collector.run({}, stop.signal);
+    if (!done.ok) expect(done.error.kind).toBe('cancelled');
+  }
+
+  /** Between steps: every claimed content resolves, its whole chain is there and so are all objects. */
+  async check(bytes: boolean): Promise<void> {
+    if (this.#abandon) {
+      this.#abandon = false;
+      value(await this.#world.catalog.abandonUploads(NODE, []));
+    }
+    for (const id of this.model.claimed()) {
+      if (bytes) await this.#world.readable(id);
+      else await this.#present(id);
+    }
+  }
+
+  async #present(id: ContentId): Promise<void> {
+    const { catalog, store } = this.#world;
+    const content = value(await catalog.findContent(id));
+    const chains = await Promise.all(content.heads.map(({ layer }) => catalog.lineage(layer)));
+    const layers = chains.flatMap((chain) => value(chain).map(({ artifact }) => artifact));
+    for (const { key } of [content.manifest, ...layers]) value(await store.head(key));
+  }
+
+  /** Ends every claim and collects: then nothing may be left but records. */
+  async quiesce(): Promise<void> {
+    const { catalog } = this.#world;
+    for (const id of this.model.visible.keys()) value(await catalog.retire(id));
+    value(await catalog.releaseMany([...this.model.holds.keys()]));
+    for (const id of this.model.volumes.keys()) value(await catalog.deleteVolume(id));
+    value(await catalog.abandonUploads(NODE, []));
+    await this.#world.collect();
+    expect(await this.#world.rows()).toMatchObject({
+      artifact: 0,
+      candidate_content: 0,
+      candidate_layer: 0,
+      content: 0,
+      content_artifact: 0,
+      content_head: 0,
+      layer: 0,
+      reclaim: 0,
+      upload: 0,
+      volume: 0,
+    });
+    expect(await this.#world.objects()).toEqual([]);
+  }
+}
+
+onEachDialect('random histories', (dialect) => {
+  test(
+    'whatever is claimed stays whole, and in the end nothing else is left',
+    async () => {
+      await using world = await World.open(dialect);
+      const catalogs = [world.catalog, await world.another()];
+      const first = seedGiven === undefined ? Date.now() % 2 ** 31 : Number(seedGiven);
+      const endMs = Date.now() + seconds * 1000;
+      let runs = 0;
+      let steps = 0;
+      do {
+        const seed = first + runs;
+        const run = new Run(world, catalogs, randomOf(seed), `r${seed}`);
+        try {
+          const length = 4 + (seed % 9);
+          for (let step = 0; step < length; step += 1) {
+            await Promise.all(run.step());
+            await run.check(step === length - 1);
+            steps += 1;
+          }
+          await run.quiesce();
+        } catch (error) {
+          console.error(`${dialect.name}: failed with SEED=${seed}`);
+          throw error;
+        }
+        runs += 1;
+      } while (Date.now() < endMs && seedGiven === undefined);
+      console.log(`${dialect.name}: ${runs} histories, ${steps} steps, first SEED=${first}`);
+    },
+    (seconds + 120) * 1000,
+  );
+});
