@@ -6,6 +6,7 @@
  */
 import { expect, test } from 'vitest';
 import type { PublishRequest } from '../../src/catalog/catalog.ts';
+import type { Tx } from '../../src/catalog/database.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { holdId } from '../../src/units.ts';
 import type { ContentId, HoldId, LayerUuid, SnapshotId } from '../../src/units.ts';
@@ -173,13 +174,19 @@ class Run {
     const lives = this.#random() < 0.5 ? Infinity : Math.floor(this.#random() * 12);
     let left = lives;
     const { database } = this.#catalog;
-    const watched = Object.create(database) as typeof database;
-    watched.write = (name, work) => {
-      if ((left -= 1) < 0) stop.abort();
-      return database.write(name, work);
+    const watched = {
+      port: database.port,
+      clock: database.clock,
+      read: database.read.bind(database),
+      write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> => {
+        if ((left -= 1) < 0) stop.abort();
+        return database.write(name, work);
+      },
     };
     const batchMax = 1 + Math.floor(this.#random() * 4);
-    const collector = this.#world.collector({ batchMax }, { database: watched } as OpenCatalog);
+    const collector = this.#world.collector({ batchMax }, {
+      database: watched,
+    } as unknown as OpenCatalog);
     const done = await collector.run({}, stop.signal);
     if (!done.ok) expect(done.error.kind).toBe('cancelled');
   }
