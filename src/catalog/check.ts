@@ -16,7 +16,7 @@ export const PAGE_ROWS_MAX = 1000;
 
 /** Lowercase, so that no two names differ by case alone. */
 const namePattern = /^[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,127}$/;
-const rolePattern = /^[a-z0-9][a-z0-9_:.-]{0,63}$/;
+const rolePattern = /^[a-z0-9](?:[a-z0-9_:-]|\.(?!\.)){0,63}$/;
 /** VMMs allow capitals in the names of VMs and hosts. */
 const foreignNamePattern = /^[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,127}$/;
 const uuidPattern = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;

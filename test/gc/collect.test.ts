@@ -119,7 +119,7 @@ onEachDialect('collecting', (dialect) => {
     await using world = await World.open(dialect);
     const made = await world.publish({ layers: 2 });
     value(await world.catalog.retire(made.snapshotId));
-    const { root } = world.store;
+    const { root } = world;
     await rename(root, `${root}.away`);
     expect(errorKind(await world.collector().run({}, signal))).toBe('store-io');
     expect((await world.rows())['reclaim']).toBe(4);

@@ -239,7 +239,7 @@ onEachDialect('random histories', (dialect) => {
   test(
     'whatever is claimed stays whole, and in the end nothing else is left',
     async () => {
-      await using world = await World.open(dialect);
+      await using world = await World.open(dialect, { inMemory: true });
       const catalogs = [world.catalog, await world.another()];
       const first = seedGiven === undefined ? Date.now() % 2 ** 31 : Number(seedGiven);
       const endMs = Date.now() + seconds * 1000;

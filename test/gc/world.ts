@@ -4,7 +4,7 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { fastFolder } from '../../tools/postgres-server.ts';
 import { join } from 'node:path';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
-import type { StoredArtifact } from '../../src/artifact/store.ts';
+import type { ArtifactStore, StoredArtifact } from '../../src/artifact/store.ts';
 import type { Layer, NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
 import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
@@ -13,29 +13,37 @@ import type { GcConfig, GcReport } from '../../src/gc/collector.ts';
 import { bytes, contentId, digest, layerUuid, snapshotId } from '../../src/units.ts';
 import type { ContentId, LayerUuid, NodeId } from '../../src/units.ts';
 import { NODE, value } from '../catalog/catalogs.ts';
+import { MemoryArtifactStore } from './memory-store.ts';
 import type { Shape, TestDialect } from '../catalog/catalogs.ts';
 
 export const signal = new AbortController().signal;
 
 export class World implements AsyncDisposable {
   readonly catalog: OpenCatalog;
-  readonly store: FileArtifactStore;
+  readonly store: ArtifactStore;
   readonly url: string;
   readonly folder: string;
   readonly #others: OpenCatalog[] = [];
 
-  private constructor(catalog: OpenCatalog, store: FileArtifactStore, url: string, folder: string) {
+  private constructor(catalog: OpenCatalog, store: ArtifactStore, url: string, folder: string) {
     this.catalog = catalog;
     this.store = store;
     this.url = url;
     this.folder = folder;
   }
 
-  static async open(dialect: TestDialect, config: Partial<CatalogConfig> = {}): Promise<World> {
+  static async open(
+    dialect: TestDialect,
+    config: Partial<CatalogConfig> & { inMemory?: boolean } = {},
+  ): Promise<World> {
     const url = await dialect.newUrl();
     const folder = await mkdtemp(join(fastFolder, 'varve-world-'));
     const catalog = value(await openCatalog({ url, ...config }));
-    const store = value(await FileArtifactStore.open({ root: join(folder, 'store') }));
+    const root = join(folder, 'store');
+    const store =
+      config.inMemory === true
+        ? new MemoryArtifactStore()
+        : value(await FileArtifactStore.open({ root }));
     value(await catalog.registerNode({ nodeId: NODE }));
     return new World(catalog, store, url, folder);
   }
@@ -58,46 +66,65 @@ export class World implements AsyncDisposable {
     return value(await this.collector(config).run({}, signal));
   }
 
-  /** Records an upload and stores its bytes: random ones, or the given. */
+  /** The store's folder. */
+  get root(): string {
+    return join(this.folder, 'store');
+  }
+
+  /** Records uploads and stores their bytes, which are random. */
   async stored(
-    kind: NewUpload['kind'],
-    content: string = randomUUID(),
+    kinds: readonly NewUpload['kind'][],
     node: NodeId = NODE,
-  ): Promise<StoredArtifact> {
-    const facts = {
-      kind,
+  ): Promise<StoredArtifact[]> {
+    const contents = kinds.map(() => randomUUID());
+    const facts = contents.map((content, index) => ({
+      kind: kinds[index] ?? 'other',
       digest: digest(`sha256:${createHash('sha256').update(content).digest('hex')}`),
       sizeBytes: bytes(Buffer.byteLength(content)),
-    };
-    const [artifact] = value(await this.catalog.recordUpload({ nodeId: node, artifacts: [facts] }));
-    if (artifact === undefined) throw new Error('no upload');
+    }));
+    const named = value(await this.catalog.recordUpload({ nodeId: node, artifacts: facts }));
+    for (const [index, artifact] of named.entries()) {
+      const content = Buffer.from(contents[index] ?? '');
+      if (this.store instanceof MemoryArtifactStore) value(this.store.putBytes(artifact, content));
+      else await this.#putFile(artifact, content);
+    }
+    return [...named];
+  }
+
+  async #putFile(artifact: StoredArtifact, content: Uint8Array): Promise<void> {
     const sourcePath = join(this.folder, randomUUID());
     await writeFile(sourcePath, content);
     value(await this.store.put({ artifact, sourcePath, signal }));
     await rm(sourcePath, { force: true });
-    return artifact;
   }
 
   async prepare(shape: Shape = {}): Promise<PublishRequest> {
     const node = shape.node ?? NODE;
+    const count = shape.layers ?? 1;
+    const kinds = [
+      'manifest',
+      'vm-state',
+      ...Array.from({ length: count }, () => 'layer'),
+    ] as const;
+    const [manifest, vmState, ...sealed] = await this.stored(kinds as NewUpload['kind'][], node);
+    if (manifest === undefined || vmState === undefined) throw new Error('no uploads');
     let below = shape.on ?? null;
-    const layers = [];
-    for (let count = 0; count < (shape.layers ?? 1); count += 1) {
+    const layers = sealed.map((artifact) => {
       const uuid = layerUuid(randomUUID());
-      const artifact = await this.stored('layer', undefined, node);
-      layers.push({ uuid, predecessor: below, virtualBytes: bytes(4096), artifact });
+      const layer = { uuid, predecessor: below, virtualBytes: bytes(4096), artifact };
       below = uuid;
-    }
+      return layer;
+    });
     return {
       snapshotId: snapshotId(randomUUID()),
       contentId: contentId(randomUUID()),
       sourceVm: shape.sourceVm ?? 'vm-1',
       nodeId: node,
       createdAtMs: shape.createdAtMs ?? 1,
-      manifest: await this.stored('manifest', undefined, node),
+      manifest,
       layers,
       heads: below === null ? [] : [{ role: 'memory', layer: below }],
-      artifacts: [{ name: 'vm-state', artifact: await this.stored('vm-state', undefined, node) }],
+      artifacts: [{ name: 'vm-state', artifact: vmState }],
       alias: shape.alias,
     };
   }

@@ -1,0 +1,341 @@
+/** What the database does to us: gone, locked, slow, full, in conflict. */
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
+import { join } from 'node:path';
+import { setTimeout as later } from 'node:timers/promises';
+import { sql } from 'kysely';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { FileArtifactStore } from '../../src/artifact/file-store.ts';
+import { systemClock } from '../../src/clock.ts';
+import type { TransactionEvent } from '../../src/catalog/database.ts';
+import { openCatalog } from '../../src/catalog/open.ts';
+import { publish } from '../../src/catalog/publish.ts';
+import { ReleaseFlusher } from '../../src/catalog/release-queue.ts';
+import { Collector } from '../../src/gc/collector.ts';
+import { ok } from '../../src/result.ts';
+import { holdId } from '../../src/units.ts';
+import type { HoldId } from '../../src/units.ts';
+import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
+import { NODE, errorKind, headOf, onEachDialect, openTest } from './catalogs.ts';
+import { prepare, publishOne, value } from './catalogs.ts';
+
+/** What `NodeDb` does, without a disk. */
+class Queue {
+  readonly holds = new Set<HoldId>();
+  pendingReleases(limit: number): { holdId: HoldId }[] {
+    return [...this.holds].slice(0, limit).map((hold) => ({ holdId: hold }));
+  }
+  releaseTried() {
+    return ok(undefined);
+  }
+  releaseDone(hold: HoldId) {
+    this.holds.delete(hold);
+    return ok(undefined);
+  }
+}
+
+const missing = postgresMissing();
+describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
+  let server: TestPostgres;
+  beforeAll(async () => {
+    server = await TestPostgres.start();
+    return () => server[Symbol.asyncDispose]();
+  });
+
+  const dialect = { name: 'postgres', newUrl: () => server.newDatabase() } as const;
+
+  test('a server that stops in mid-publish: nothing is half there, and the same publish succeeds later', async () => {
+    if (!server.canRestart) return;
+    const catalog = await openTest(dialect, { connectTimeoutMs: 500 });
+    value(await catalog.registerNode({ nodeId: NODE }));
+    const base = await publishOne(catalog);
+    const request = await prepare(catalog, { on: headOf(base), alias: 'later' });
+    const failing = catalog.database.write('test', async (tx) => {
+      const published = await publish(tx, request);
+      await server.down('immediate');
+      return published;
+    });
+    await expect(failing).rejects.toMatchObject({ detail: { kind: 'catalog-unavailable' } });
+    const queue = new Queue();
+    queue.holds.add(holdId('owed'));
+    const errors: string[] = [];
+    const flusher = new ReleaseFlusher({
+      catalog,
+      store: queue,
+      clock: systemClock,
+      onError: ({ kind }) => errors.push(kind),
+    });
+    const startMs = Date.now();
+    expect(errorKind(await catalog.publish(request))).toBe('catalog-unavailable');
+    expect(errorKind(await catalog.resolve(base.snapshotId))).toBe('catalog-unavailable');
+    expect(await flusher.flush()).toBe(false);
+    expect(errors).toEqual(['catalog-unavailable']);
+    expect(Date.now() - startMs).toBeLessThan(10_000);
+    expect(queue.holds.size).toBe(1);
+    await server.up();
+    expect(errorKind(await catalog.show(request.snapshotId))).toBe('snapshot-missing');
+    expect(value(await catalog.publish(request)).created).toBe(true);
+    expect(value(await catalog.publish(request)).created).toBe(false);
+    expect(value(await catalog.resolve('later')).snapshot.id).toBe(request.snapshotId);
+    expect(await flusher.flush()).toBe(true);
+    expect(queue.holds.size).toBe(0);
+    await catalog.close();
+  });
+
+  test('connections that are killed inside transactions leave a pool that works', async () => {
+    const url = await server.newDatabase();
+    const catalog = value(await openCatalog({ url, poolMax: 2 }));
+    value(await catalog.registerNode({ nodeId: NODE }));
+    for (let count = 0; count < 20; count += 1) {
+      const failing = catalog.database.write('test', async (tx) => {
+        const { rows } = await sql<{ pid: number }>`SELECT pg_backend_pid() AS pid`.execute(tx.db);
+        if (count % 2 === 0) throw new Error('own failure');
+        await server.admin(`SELECT pg_terminate_backend(${String(rows[0]?.pid)})`);
+        await sql`SELECT 1`.execute(tx.db);
+      });
+      await expect(failing).rejects.toThrow();
+    }
+    const answers = await Promise.all(Array.from({ length: 100 }, () => catalog.ping()));
+    expect(answers.every(({ ok: isOk }) => isOk)).toBe(true);
+    const connections = await server.admin(
+      `SELECT 1 FROM pg_stat_activity WHERE application_name = 'varve' AND state = 'idle'`,
+    );
+    expect(connections.length).toBeLessThanOrEqual(2);
+    await publishOne(catalog);
+    await catalog.close();
+  });
+
+  test('of two transactions in a deadlock one runs again, and both succeed', async () => {
+    const events: TransactionEvent[] = [];
+    const catalog = await openTest(dialect, { onTransaction: (event) => events.push(event) });
+    value(await catalog.registerNode({ nodeId: NODE }));
+    const [one, two] = [await publishOne(catalog), await publishOne(catalog)];
+    const reached = [false, false];
+    const lock = async (first: string, second: string, own: 0 | 1): Promise<void> => {
+      await catalog.database.write('deadlock', async (tx) => {
+        await sql`SELECT 1 FROM snapshot WHERE id = ${first} FOR UPDATE`.execute(tx.db);
+        reached[own] = true;
+        while (!reached[1 - own]) await later(1);
+        await sql`SELECT 1 FROM snapshot WHERE id = ${second} FOR UPDATE`.execute(tx.db);
+      });
+    };
+    await Promise.all([
+      lock(one.snapshotId, two.snapshotId, 0),
+      lock(two.snapshotId, one.snapshotId, 1),
+    ]);
+    const attempts = events
+      .filter(({ name }) => name === 'deadlock')
+      .map((event) => event.attempts);
+    expect(attempts.sort()).toEqual([1, 2]);
+    await catalog.close();
+  });
+
+  test('a serialization failure runs the whole transaction again', async () => {
+    const catalog = await openTest(dialect);
+    let attempts = 0;
+    const answer = await catalog.database.write('test', async (tx) => {
+      attempts += 1;
+      await sql`INSERT INTO node (id, registered_at_ms) VALUES ('n', 1)`.execute(tx.db);
+      if (attempts < 3) {
+        await sql`DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$`.execute(
+          tx.db,
+        );
+      }
+      return 'done';
+    });
+    expect([answer, attempts]).toEqual(['done', 3]);
+    expect(value(await catalog.listNodes())).toHaveLength(1);
+    await catalog.close();
+  });
+
+  test('a statement that takes too long fails as catalog-timeout, and the next one works', async () => {
+    const catalog = await openTest(dialect, { statementTimeoutMs: 200 });
+    const slow = catalog.database.read('test', (tx) => sql`SELECT pg_sleep(30)`.execute(tx.db));
+    await expect(slow).rejects.toMatchObject({ detail: { kind: 'catalog-timeout' } });
+    value(await catalog.ping());
+    await catalog.close();
+  });
+
+  test('a database that is not there, or no server, is a clear error within seconds', async () => {
+    const startMs = Date.now();
+    expect(errorKind(await openCatalog({ url: server.url('nowhere') }))).toBe(
+      'catalog-unavailable',
+    );
+    const nobody = 'postgres://varve@localhost/varve?host=/nonexistent';
+    expect(errorKind(await openCatalog({ url: nobody }))).toBe('catalog-unavailable');
+    expect(Date.now() - startMs).toBeLessThan(10_000);
+  });
+});
+
+const driver = createRequire(import.meta.url).resolve('better-sqlite3');
+
+describe('SQLite faults', () => {
+  const folders: string[] = [];
+  afterAll(() => Promise.all(folders.map((path) => rm(path, { recursive: true, force: true }))));
+  const dialect = {
+    name: 'sqlite',
+    newUrl: async () => {
+      const folder = await mkdtemp(join(fastFolder, 'varve-faults-'));
+      folders.push(folder);
+      return `sqlite:${join(folder, 'catalog.db')}`;
+    },
+  } as const;
+
+  /** Another process that has the write lock until told to end. */
+  async function locker(url: string): Promise<{ end(): Promise<void> }> {
+    const script = `
+      const db = new (require(${JSON.stringify(driver)}))(process.argv[1]);
+      db.exec('BEGIN IMMEDIATE');
+      process.stdin.once('data', () => { db.exec('ROLLBACK'); process.exit(0); });
+      console.log('locked');`;
+    const child = spawn(process.execPath, ['-e', script, url.slice('sqlite:'.length)], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+    });
+    await once(child.stdout, 'data');
+    return {
+      end: async () => {
+        child.stdin.end('end\n');
+        await once(child, 'exit');
+      },
+    };
+  }
+
+  test('a lock held for four seconds by another process delays writes, and nothing else', async () => {
+    const url = await dialect.newUrl();
+    const catalog = value(await openCatalog({ url }));
+    value(await catalog.registerNode({ nodeId: NODE }));
+    const request = await prepare(catalog);
+    const other = await locker(url);
+    const publishing = catalog.publish(request);
+    let longestMs = 0;
+    let reads = 0;
+    for (const endMs = Date.now() + 4000; Date.now() < endMs; reads += 1) {
+      const startMs = performance.now();
+      value(await catalog.ping());
+      await later(5);
+      longestMs = Math.max(longestMs, performance.now() - startMs - 5);
+    }
+    await other.end();
+    expect(value(await publishing).created).toBe(true);
+    expect(reads).toBeGreaterThan(10);
+    // What the native driver's own waiting would show here is four seconds.
+    expect(longestMs).toBeLessThan(1000);
+    await catalog.close();
+  });
+
+  test('a lock held for longer than the limit is catalog-busy', async () => {
+    const url = await dialect.newUrl();
+    const catalog = value(await openCatalog({ url, lockTimeoutMs: 200 }));
+    const other = await locker(url);
+    expect(errorKind(await catalog.registerNode({ nodeId: NODE }))).toBe('catalog-busy');
+    await other.end();
+    value(await catalog.registerNode({ nodeId: NODE }));
+    await catalog.close();
+  });
+
+  test('a file that is no database, and a folder that cannot be made, are clear errors', async () => {
+    const url = await dialect.newUrl();
+    const path = url.slice('sqlite:'.length);
+    await writeFile(path, 'these are not the bytes of a database at all'.repeat(200));
+    expect(errorKind(await openCatalog({ url }))).toBe('catalog-corrupt');
+    expect(errorKind(await openCatalog({ url: `sqlite:${path}/below/catalog.db` }))).toBe(
+      'catalog-unavailable',
+    );
+    expect(errorKind(await openCatalog({ url: 'mysql://localhost/x' }))).toBe(
+      'catalog-unavailable',
+    );
+  });
+
+  test('the write-ahead log stays small while pages are read and rows written', async () => {
+    const url = await dialect.newUrl();
+    const catalog = value(await openCatalog({ url }));
+    value(await catalog.registerNode({ nodeId: NODE }));
+    for (let count = 0; count < 30; count += 1) await publishOne(catalog);
+    let cursor: string | undefined;
+    for (let count = 0; count < 600; count += 1) {
+      const page = value(await catalog.list({ cursor, limit: 3 }));
+      cursor = page.nextCursor ?? undefined;
+      value(await catalog.releaseMany([holdId(`wal-${count}-a`), holdId(`wal-${count}-b`)]));
+    }
+    const wal = await stat(`${url.slice('sqlite:'.length)}-wal`);
+    expect(wal.size).toBeLessThan(8 * 2 ** 20);
+    await catalog.close();
+  });
+
+  const mount = spawnSync('sh', ['-c', 'd=$(mktemp -d) && mount -t tmpfs none $d && umount $d']);
+  const unmountable = mount.status === 0 ? '' : ': skipped, this machine lets nobody mount a tmpfs';
+
+  test.skipIf(mount.status !== 0)(
+    `a full disk${unmountable} refuses publishes, and collecting empties it`,
+    async () => {
+      const folder = await mkdtemp(join(fastFolder, 'varve-full-'));
+      folders.push(folder);
+      expect(spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=16m', 'none', folder]).status).toBe(0);
+      try {
+        const catalog = value(await openCatalog({ url: `sqlite:${join(folder, 'catalog.db')}` }));
+        const store = value(await FileArtifactStore.open({ root: join(folder, 'store') }));
+        value(await catalog.registerNode({ nodeId: NODE }));
+        const made = [];
+        for (let count = 0; count < 20; count += 1) made.push(await publishOne(catalog));
+        for (const { snapshotId } of made) value(await catalog.retire(snapshotId));
+        spawnSync('dd', ['if=/dev/zero', `of=${join(folder, 'filler')}`, 'bs=64k']);
+        spawnSync('dd', ['if=/dev/zero', `of=${join(folder, 'filler2')}`, 'bs=512']);
+        let refusals = 0;
+        for (let count = 0; count < 400 && refusals === 0; count += 1) {
+          const refused = await catalog.releaseMany(
+            Array.from({ length: 50 }, (_, index) => holdId(`full-${count}-${index}`)),
+          );
+          if (!refused.ok) {
+            expect(refused.error.kind).toBe('catalog-full');
+            refusals += 1;
+          }
+        }
+        expect(refusals).toBe(1);
+        const signal = new AbortController().signal;
+        const collector = new Collector({ database: catalog.database, store, name: 'test' });
+        expect(value(await collector.run({}, signal))).toMatchObject({ layersCondemned: 20 });
+        await rm(join(folder, 'filler'));
+        await publishOne(catalog);
+        await catalog.close();
+      } finally {
+        spawnSync('umount', ['-l', folder]);
+      }
+    },
+  );
+});
+
+onEachDialect('the release queue', (dialect) => {
+  test('releases leave the queue only once the catalog has done them', async () => {
+    const catalog = await openTest(dialect);
+    value(await catalog.registerNode({ nodeId: NODE }));
+    const { contentId } = await publishOne(catalog);
+    const queue = new Queue();
+    for (let count = 0; count < 450; count += 1) {
+      const id = holdId(`queued-${count}`);
+      if (count % 50 === 0) {
+        const target = { content: contentId };
+        value(await catalog.hold({ holdId: id, nodeId: NODE, target, purpose: 'vm' }));
+      }
+      queue.holds.add(id);
+    }
+    const errors: string[] = [];
+    const flusher = new ReleaseFlusher({
+      catalog,
+      store: queue,
+      clock: systemClock,
+      onError: ({ kind }) => errors.push(kind),
+    });
+    expect(await flusher.flush()).toBe(true);
+    expect(queue.holds.size).toBe(0);
+    expect(value(await catalog.listHolds({}))).toEqual([]);
+    // An id that the catalog can never take does not keep the others.
+    queue.holds.add(holdId('../bad'));
+    queue.holds.add(holdId('good'));
+    expect(await flusher.flush()).toBe(false);
+    expect([...queue.holds]).toEqual(['../bad']);
+    expect(errors).toEqual(['request-invalid']);
+    await catalog.close();
+  });
+});
