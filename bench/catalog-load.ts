@@ -69,6 +69,7 @@ export async function loadCatalog(
   const random = randomOf(options.seed);
   const heads: { layer: string; snapshot: string; depth: number }[] = [];
   const chainsPerTransaction = 300;
+  await durable(database, false);
   for (let made = 0; made < layers;) {
     await database.write('load', async (tx) => {
       await withoutChecks(tx);
@@ -80,7 +81,17 @@ export async function loadCatalog(
     });
   }
   await sql`ANALYZE`.execute(database.port.kysely);
+  await durable(database, true);
   return { heads, layers };
+}
+
+/** SQLite only: PostgreSQL's commits are few. */
+async function durable(database: Database, isDurable: boolean): Promise<void> {
+  if (database.port.name !== 'sqlite') return;
+  const db = database.port.kysely;
+  await sql.raw(`PRAGMA wal_autocheckpoint = ${isDurable ? 1000 : 50_000}`).execute(db);
+  if (isDurable) await sql`PRAGMA wal_checkpoint(TRUNCATE)`.execute(db);
+  await sql.raw(`PRAGMA synchronous = ${isDurable ? 'FULL' : 'OFF'}`).execute(db);
 }
 
 /** The loader keeps the rules itself; SQLite checks anyway, which its single writer can afford. */

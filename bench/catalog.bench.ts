@@ -192,7 +192,7 @@ const noBytes: Pick<ArtifactStore, 'delete'> = {
   delete: async (_key, fence) => ok((await fence()) ? 'deleted' : 'fenced'),
 };
 
-/** In ten parts, by turns: `retired` snapshots with one layer of their own each. */
+/** In ten parts, by turns, of which the median counts: `retired` snapshots with one layer of their own each. */
 async function benchGc(subjects: readonly Subject[], size: CatalogSizes): Promise<void> {
   const parts = 10;
   const signal = new AbortController().signal;
@@ -226,7 +226,7 @@ function report(name: string, subjects: readonly Subject[], print: Print): void 
     const [a, b] = subjects.map(({ times }) => times.get(what) ?? []);
     if (a === undefined || b === undefined) continue;
     if (what === 'collect') {
-      const [few, many] = [sum(a), sum(b)];
+      const [few, many] = [a.length * percentile(a, 0.5), b.length * percentile(b, 0.5)];
       const ratio = (many / few).toFixed(2);
       print(
         `${name} collect: ${few.toFixed(0)} ms at ${counts[0]} layers, ${many.toFixed(0)} ms at ${counts[1]}: × ${ratio}`,

@@ -87,6 +87,8 @@ export function openPostgres(url: string, options: PostgresOptions): DialectPort
   });
   // An idle connection that breaks is dropped by the pool; the next user gets a new one.
   pool.on('error', () => undefined);
+  // One that breaks while lent out tells its client, who learns of it by the next statement's failure.
+  pool.on('connect', (client) => client.on('error', () => undefined));
   const failedStatements = new WeakSet();
   const kysely = new Kysely<CatalogSchema>({
     dialect: new GuardedDialect({ pool }),
