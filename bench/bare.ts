@@ -1,4 +1,6 @@
-/** The opponent: a C program that does the bare system calls on the same ranges of the same process. */
+/**
+ * The opponent: a C program that does the bare system calls on the same ranges of the same process.
+ */
 import { execFileSync } from 'node:child_process';
 import { rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';

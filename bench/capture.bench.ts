@@ -1,6 +1,6 @@
 /**
- * Captures of a real small VM by a real daemon, as ratios to a C program that does the bare system calls on the same
- * ranges of the same process in the same run. Budgets: DESIGN §11.
+ * Captures of a real small VM by a real daemon, as ratios to a C program that does the bare system
+ * calls on the same ranges of the same process in the same run. Budgets: DESIGN §11.
  */
 import type { CaptureResult, CaptureView } from '../src/capture/types.ts';
 import type { MiniVm } from '../src/minivm/launch.ts';
@@ -178,7 +178,9 @@ async function health(size: Sizes, print: Print): Promise<void> {
   const { vmId } = await daemon.attach(vm);
   const latencies: number[] = [];
   let running = true;
-  const captured = daemon.capture(vmId, { dedup: 'off', pauseDeadlineMs: 600_000 }).finally(() => (running = false));
+  const captured = daemon
+    .capture(vmId, { dedup: 'off', pauseDeadlineMs: 600_000 })
+    .finally(() => (running = false));
   while (running) {
     const start = process.hrtime.bigint();
     await daemon.health();

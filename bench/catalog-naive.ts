@@ -1,6 +1,7 @@
 /**
- * The opponent: a catalog that stores every snapshot-to-layer pair. Publishing writes a row per layer of the
- * chain; resolving reads them without recursion. Objects, layers and snapshots are the same tables as ours.
+ * The opponent: a catalog that stores every snapshot-to-layer pair. Publishing writes a row per
+ * layer of the chain; resolving reads them without recursion. Objects, layers and snapshots are the
+ * same tables as ours.
  */
 import { sql } from 'kysely';
 import type { Database, Tx } from '../src/catalog/database.ts';

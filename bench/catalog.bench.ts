@@ -1,7 +1,7 @@
 /**
- * The catalog with 10,000 and 1,000,000 retained layers: publish, resolve and collection times on both dialects,
- * against a catalog of snapshot-to-layer pairs in the same database. The two sizes are measured by turns, so that
- * what else the machine does meets both. Budgets: DESIGN §11.
+ * The catalog with 10,000 and 1,000,000 retained layers: publish, resolve and collection times on
+ * both dialects, against a catalog of snapshot-to-layer pairs in the same database. The two sizes
+ * are measured by turns, so that what else the machine does meets both. Budgets: DESIGN §11.
  */
 import { createHash } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
@@ -192,7 +192,10 @@ const noBytes: Pick<ArtifactStore, 'delete'> = {
   delete: async (_key, fence) => ok((await fence()) ? 'deleted' : 'fenced'),
 };
 
-/** In ten parts, by turns, of which the median counts: `retired` snapshots with one layer of their own each. */
+/**
+ * In ten parts, by turns, of which the median counts: `retired` snapshots with one layer of their
+ * own each.
+ */
 async function benchGc(subjects: readonly Subject[], size: CatalogSizes): Promise<void> {
   const parts = 10;
   const signal = new AbortController().signal;

@@ -1,6 +1,7 @@
 /**
- * The manifest: everything needed to rebuild the same runtime input. JSON, one artifact per content, versioned;
- * a reader refuses a version it does not know, and a writer never changes the meaning of a field.
+ * The manifest: everything needed to rebuild the same runtime input. JSON, one artifact per
+ * content, versioned; a reader refuses a version it does not know, and a writer never changes the
+ * meaning of a field.
  */
 import { z } from 'zod';
 import { err, ok, type Result } from '../result.ts';

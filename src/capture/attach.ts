@@ -1,4 +1,7 @@
-/** Binds a VM's API socket to a process that is who it says, and finds out what can be captured of it how. */
+/**
+ * Binds a VM's API socket to a process that is who it says, and finds out what can be captured of
+ * it how.
+ */
 import { confinePath } from '../config/roots.ts';
 import type { Config } from '../config/schema.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';

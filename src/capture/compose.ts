@@ -1,6 +1,6 @@
 /**
- * The stages of one capture as one stream: pause → dirty-bitmap → coalesce → read → compact → commit → publish →
- * resume, with a bounded queue wherever both sides work at the same time.
+ * The stages of one capture as one stream: pause → dirty-bitmap → coalesce → read → compact →
+ * commit → publish → resume, with a bounded queue wherever both sides work at the same time.
  */
 import { randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
@@ -120,7 +120,8 @@ export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
       },
     },
   ).run(
-    // While the VM must stay frozen for the copy, nothing competes with it for CPU until slabs run short.
+    // While the VM must stay frozen for the copy, nothing competes with it for CPU until slabs run
+    // short.
     queued(c, 'compact', copyFirst === undefined ? pipeline.read.queueMax : Infinity, pages, {
       holdUntil: copyFirst?.until,
     }),
@@ -156,7 +157,9 @@ function once<T>(make: () => T): () => T {
   return () => (made ??= { value: make() }).value;
 }
 
-/** Resolves when everything is copied, or slabs ran short and must be emptied for the copy to go on. */
+/**
+ * Resolves when everything is copied, or slabs ran short and must be emptied for the copy to go on.
+ */
 function holdBack(c: Composition): { copied: () => void; until: Promise<void> } {
   let copied: () => void = () => undefined;
   const done = new Promise<void>((resolve) => (copied = resolve));

@@ -1,6 +1,6 @@
 /**
- * What all captures of the daemon share: slabs, worker threads, cancel words and the gates of the stages. Allocated
- * once at start; a capture takes a seat and gives it back.
+ * What all captures of the daemon share: slabs, worker threads, cancel words and the gates of the
+ * stages. Allocated once at start; a capture takes a seat and gives it back.
  */
 import type { Config } from '../config/schema.ts';
 import { prefault } from '../native/guest.ts';
@@ -15,7 +15,9 @@ import type { Gauges } from './observer.ts';
 export const gatedStages = ['pause', 'dirty-bitmap', 'commit', 'publish', 'resume'] as const;
 export type GatedStage = (typeof gatedStages)[number];
 
-/** Room in a slab for compressed blocks of a batch that does not compress: 1/32 and a block more. */
+/**
+ * Room in a slab for compressed blocks of a batch that does not compress: 1/32 and a block more.
+ */
 const compressedSlack = (slabBytes: number): number => slabBytes / 32 + 65_536;
 
 /** Compressed slabs are only held between compact and commit. */
@@ -27,7 +29,10 @@ export interface Seat {
   readonly compressedSlabs: SlabHolder | null;
   readonly pool: PoolClient;
   readonly cancel: CancelWord;
-  /** Stops everything of this capture that waits or runs; running native calls end within their slice. */
+  /**
+   * Stops everything of this capture that waits or runs; running native calls end within their
+   * slice.
+   */
   abort(reason: Error): void;
   /** Waits for what still runs, then gives everything back. */
   leave(): Promise<void>;

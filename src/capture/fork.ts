@@ -1,6 +1,6 @@
 /**
- * A fork: one capture, then children restored from it. Its layer becomes the memory parent of the source and the
- * launch parent of each child. A child that fails to start takes nothing else down.
+ * A fork: one capture, then children restored from it. Its layer becomes the memory parent of the
+ * source and the launch parent of each child. A child that fails to start takes nothing else down.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';

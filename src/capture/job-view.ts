@@ -7,6 +7,8 @@ export interface KeptResult {
   readonly result: CaptureResult | null;
   readonly stages: readonly StageReport[];
   readonly vmRunning: boolean | null;
+  /** Why a committed capture was not published by its own run. */
+  readonly failure?: CaptureView['failure'];
 }
 
 export function keptJson(view: CaptureView): string {
@@ -14,6 +16,7 @@ export function keptJson(view: CaptureView): string {
     result: view.result,
     stages: view.stages,
     vmRunning: view.vmRunning,
+    failure: view.status === 'committed' ? view.failure : null,
   };
   return JSON.stringify(kept);
 }
@@ -36,7 +39,7 @@ export function viewOfJob(job: CaptureJob): CaptureView {
     endedAtMs: job.finishedAtMs,
     result: kept?.result ?? null,
     stages: kept?.stages ?? [],
-    failure: job.failure,
+    failure: job.failure ?? (job.step === 'committed' ? (kept?.failure ?? null) : null),
     vmRunning: kept?.vmRunning ?? null,
   };
 }

@@ -1,6 +1,7 @@
 /**
- * The chain a VM process was started from, as local files. Read under a catalog hold, so that nothing of it is deleted
- * while the VM lives; layers that this node already has are used as they are.
+ * The chain a VM process was started from, as local files. Read under a catalog hold, so that
+ * nothing of it is deleted while the VM lives; layers that this node already has are used as they
+ * are.
  */
 import { join } from 'node:path';
 import type { ArtifactStore } from '../artifact/store.ts';

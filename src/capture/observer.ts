@@ -1,4 +1,7 @@
-/** Who wants to know what captures do: metrics, traces and logs are made from these calls, and only from these. */
+/**
+ * Who wants to know what captures do: metrics, traces and logs are made from these calls, and only
+ * from these.
+ */
 import type { QueueGauge } from '../pipeline/queue.ts';
 import type { CaptureView, StageName } from './types.ts';
 

@@ -1,7 +1,7 @@
 /**
- * What a capture has in hand before it stops its VM: the durable intent, an open layer, a folder for the VMM's files
- * and, where equal pages are to be dropped, the parent's index. What can fail for want of space, permission or sense
- * fails here, with the VM running.
+ * What a capture has in hand before it stops its VM: the durable intent, an open layer, a folder
+ * for the VMM's files and, where equal pages are to be dropped, the parent's index. What can fail
+ * for want of space, permission or sense fails here, with the VM running.
  */
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';

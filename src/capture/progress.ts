@@ -1,4 +1,7 @@
-/** What is known of a running capture, for those who look: its view, its events, and what observers are told. */
+/**
+ * What is known of a running capture, for those who look: its view, its events, and what observers
+ * are told.
+ */
 import type { EpochIntent } from '../lineage/epochs.ts';
 import type { SealedLayer } from '../layer/layer-writer.ts';
 import type { Freeze } from '../pipeline/freeze.ts';

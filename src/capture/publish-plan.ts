@@ -1,6 +1,6 @@
 /**
- * All that a publish needs beside the layer, fixed before the commit point and kept in node.db with the capture: a
- * publish after a crash does what the first would have done, under the same ids.
+ * All that a publish needs beside the layer, fixed before the commit point and kept in node.db with
+ * the capture: a publish after a crash does what the first would have done, under the same ids.
  */
 import { z } from 'zod';
 import { contentId, snapshotId } from '../units.ts';

@@ -2,9 +2,12 @@
  * Publishes committed captures: bytes to the artifact store, then one catalog transaction.
  *
  * P1: an upload intent is recorded before any byte is stored; the publish transaction removes it.
- * P2: trying again in this process stores nothing twice: keys and stored objects are remembered per capture.
- * P3: trying again after a crash first looks whether the snapshot is there: the answer may have been lost, not the work.
- * P4: captures of one VM publish one after the other, so that a layer never goes before its predecessor.
+ * P2: trying again in this process stores nothing twice: keys and stored objects are remembered per
+ *     capture.
+ * P3: trying again after a crash first looks whether the snapshot is there: the answer may have
+ *     been lost, not the work.
+ * P4: captures of one VM publish one after the other, so that a layer never goes before its
+ *     predecessor.
  */
 import { rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -48,7 +51,10 @@ interface Attempt {
   manifest: Upload | undefined;
 }
 
-/** Refusals that another try answers differently: its intents are recorded anew, its predecessor may be there. */
+/**
+ * Refusals that another try answers differently: its intents are recorded anew, its predecessor may
+ * be there.
+ */
 const laterRetryable = new Set(['layer-missing', 'upload-missing', 'layer-conflict']);
 
 export class Publisher {
@@ -75,7 +81,10 @@ export class Publisher {
     return turn;
   }
 
-  /** For captures that an earlier life of the daemon committed. Ends when it is done or `signal` aborts. */
+  /**
+   * For captures that an earlier life of the daemon committed. Ends when it is done or `signal`
+   * aborts.
+   */
   async publishUntilDone(
     job: CaptureJob,
     deps: { readonly clock: Clock; readonly config: Config; readonly observer: CaptureObserver },
@@ -142,7 +151,8 @@ export class Publisher {
     const published = await catalog.publish(request);
     if (published.ok) return;
     if (published.error.kind !== 'alias-taken') throw new Failure(published.error);
-    // The epoch is committed: a name that somebody else took meanwhile must not keep it from being published.
+    // The epoch is committed: a name that somebody else took meanwhile must not keep it from being
+    // published.
     orThrow(await catalog.publish({ ...request, alias: undefined }));
   }
 

@@ -1,4 +1,7 @@
-/** What the daemon does first: VMs that it had paused run again, captures abort or finish, attached VMs are found again. */
+/**
+ * What the daemon does first: VMs that it had paused run again, captures abort or finish, attached
+ * VMs are found again.
+ */
 import { readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Config } from '../config/schema.ts';

@@ -3,8 +3,8 @@
  *
  * R1: everything that can be refused or allocated is refused or allocated before the pause.
  * R2: one resume per pause, on every outcome (the rules of `Freeze`).
- * R3: before the commit point any failure aborts: no layer file, no row, and the ledger keeps the set. After it
- *     nothing aborts: publish is tried until it succeeds or the daemon stops.
+ * R3: before the commit point any failure aborts: no layer file, no row, and the ledger keeps the
+ *     set. After it nothing aborts: publish is tried until it succeeds or the daemon stops.
  * R4: the first failure is the one reported; what follows from it is not.
  */
 import { rm } from 'node:fs/promises';

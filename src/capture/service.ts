@@ -1,6 +1,6 @@
 /**
- * The daemon's captures: who is attached, what runs, what is known of what ran. One per daemon; jobs outlive their
- * callers, and node.db outlives the daemon.
+ * The daemon's captures: who is attached, what runs, what is known of what ran. One per daemon;
+ * jobs outlive their callers, and node.db outlives the daemon.
  */
 import { randomUUID } from 'node:crypto';
 import { mkdir, rm } from 'node:fs/promises';

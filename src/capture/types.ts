@@ -1,6 +1,6 @@
 /**
- * What callers of a capture see: requests, views, events and failures. Plain data only: everything here
- * crosses HTTP as it stands (sizes as JSON numbers below 2^53, addresses never).
+ * What callers of a capture see: requests, views, events and failures. Plain data only: everything
+ * here crosses HTTP as it stands (sizes as JSON numbers below 2^53, addresses never).
  */
 import type { StageName } from '../stage-names.ts';
 import type { CaptureId, Digest, LayerUuid, SnapshotId, VmId } from '../units.ts';
@@ -31,7 +31,10 @@ export interface VmView {
   readonly vmmVersion: string;
   readonly trackingMode: TrackingMode;
   readonly epoch: number;
-  /** Head of the chain the next capture's layer sits on; null before the first capture of a fresh VM. */
+  /**
+   * Head of the chain the next capture's layer sits on; null before the first capture of a fresh
+   * VM.
+   */
   readonly memoryParent: LayerUuid | null;
   readonly launchParent: LayerUuid | null;
   readonly chainDepth: number;
@@ -85,7 +88,10 @@ export interface CaptureResult {
   readonly selection: 'epoch' | 'cumulative' | 'widened';
   /** Why the selection is wider than the epoch's own set; null where it is not. */
   readonly selectionReason: string | null;
-  /** From sending the pause to the answer to the resume, milliseconds; 0 where the owner had paused the VM. */
+  /**
+   * From sending the pause to the answer to the resume, milliseconds; 0 where the owner had paused
+   * the VM.
+   */
   readonly frozenMs: number;
   readonly totalMs: number;
   readonly resumeAfter: ResumeAfter;

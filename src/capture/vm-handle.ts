@@ -1,4 +1,6 @@
-/** One attached VM in this process: who it is, how to talk to it, where its dirty set comes from. */
+/**
+ * One attached VM in this process: who it is, how to talk to it, where its dirty set comes from.
+ */
 import type { VmId } from '../units.ts';
 import type { VmmClient } from '../vmm/client.ts';
 import type { ProcessIdentity } from '../vmm/identity.ts';
@@ -12,8 +14,8 @@ export class VmHandle implements Disposable {
   readonly facts: VmmFacts;
   readonly source: DirtySource;
   /**
-   * The end of the VMM's own epoch, commit or abort, while it is on its way: the next capture waits for it, or it
-   * would end the next one's.
+   * The end of the VMM's own epoch, commit or abort, while it is on its way: the next capture waits
+   * for it, or it would end the next one's.
    */
   settling: Promise<void> = Promise.resolve();
 
@@ -35,7 +37,9 @@ export class VmHandle implements Disposable {
     return this.identity.hasExited();
   }
 
-  /** Tells a VMM with epochs of its own what became of the set it handed out last. Never rejects. */
+  /**
+   * Tells a VMM with epochs of its own what became of the set it handed out last. Never rejects.
+   */
   settleEpoch(outcome: 'commit' | 'abort', failed: (error: unknown) => void): void {
     const { epochs } = this.source;
     if (epochs === null) return;

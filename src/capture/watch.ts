@@ -6,7 +6,10 @@ interface Watched {
   readonly progress: { listen(listener: (event: CaptureEvent) => void): () => void };
 }
 
-/** Events kept for a watcher that does not read; older ones are dropped, the last status always comes. */
+/**
+ * Events kept for a watcher that does not read; older ones are dropped, the last status always
+ * comes.
+ */
 const pendingMax = 256;
 
 export async function* watchRun(

@@ -1,4 +1,7 @@
-/** Cancel words: one 32-bit word a capture, in shared memory, polled by native loops between system calls. */
+/**
+ * Cancel words: one 32-bit word a capture, in shared memory, polled by native loops between system
+ * calls.
+ */
 export class CancelWords {
   readonly words: Int32Array<SharedArrayBuffer>;
   readonly #free: number[] = [];

@@ -1,6 +1,6 @@
 /**
- * Things to undo, last first, whatever happens. (Node 20 has no `AsyncDisposableStack`.) Every one runs; the first
- * failure is thrown after the last has run.
+ * Things to undo, last first, whatever happens. (Node 20 has no `AsyncDisposableStack`.) Every one
+ * runs; the first failure is thrown after the last has run.
  */
 export class Cleanups implements AsyncDisposable {
   readonly #all: (() => void | Promise<void>)[] = [];

@@ -36,7 +36,9 @@ export interface FreezeActions {
 
 type State = 'idle' | 'over' | 'pausing' | 'refused' | 'paused' | 'resuming' | 'resumed' | 'stuck';
 
-/** Waits between tries of a resume that failed, milliseconds. After the last, recovery takes over. */
+/**
+ * Waits between tries of a resume that failed, milliseconds. After the last, recovery takes over.
+ */
 const resumeRetryWaitsMs = [50, 200, 500] as const;
 
 export class Freeze {
@@ -100,7 +102,10 @@ export class Freeze {
     }
   }
 
-  /** Never rejects: a VM that can't be resumed is `stuck`, and the capture's own error stays the one reported. */
+  /**
+   * Never rejects: a VM that can't be resumed is `stuck`, and the capture's own error stays the one
+   * reported.
+   */
   end(): Promise<void> {
     this.#ending ??= this.#endOnce();
     return this.#ending;

@@ -24,7 +24,10 @@ export class Gate {
     this.#options = options;
   }
 
-  /** Waits for a place. Fails with `busy` when the queue is full, with the signal's reason when aborted. */
+  /**
+   * Waits for a place. Fails with `busy` when the queue is full, with the signal's reason when
+   * aborted.
+   */
   async enter(signal: AbortSignal): Promise<Disposable> {
     signal.throwIfAborted();
     if (this.#inside < this.#options.concurrency) {

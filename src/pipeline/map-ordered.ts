@@ -3,10 +3,10 @@
  *
  * M1: at most `inFlightMax` calls of `work` run, or wait to be taken, at any time.
  * M2: results come in the order of the input.
- * M3: when it ends, by success, failure or a consumer that stops, no call of `work` is still running, and the input
- *     has ended.
- * M4: a finished result is offered while the input is still waiting for its next item: what the result holds (a
- *     slab, say) may be what the input waits for.
+ * M3: when it ends, by success, failure or a consumer that stops, no call of `work` is still
+ *     running, and the input has ended.
+ * M4: a finished result is offered while the input is still waiting for its next item: what the
+ *     result holds (a slab, say) may be what the input waits for.
  */
 import { BoundedQueue } from './queue.ts';
 

@@ -2,10 +2,12 @@
  * The worker pool that all captures share. Piscina runs the threads; this decides whose turn it is.
  *
  * W1: tasks of several captures take turns, one each, whatever the length of their queues.
- * W2: at most `inFlightMax` tasks are handed to Piscina, so that its own queue never decides the order.
- * W3: a closed client's queued tasks are refused at once; `settled` resolves when its running ones have ended.
- * W4: cancelling never kills a thread: native loops poll the client's cancel word. Piscina's own signal kills the
- *     thread, so it is not used.
+ * W2: at most `inFlightMax` tasks are handed to Piscina, so that its own queue never decides the
+ *     order.
+ * W3: a closed client's queued tasks are refused at once; `settled` resolves when its running ones
+ *     have ended.
+ * W4: cancelling never kills a thread: native loops poll the client's cancel word. Piscina's own
+ *     signal kills the thread, so it is not used.
  */
 import { Piscina } from 'piscina';
 import type { QueueGauge } from './queue.ts';
@@ -42,7 +44,8 @@ export class WorkerPool implements AsyncDisposable {
       filename: options.workerFile,
       minThreads: options.threads,
       maxThreads: options.threads,
-      // The second waits in the thread's own port: no round trip through this thread between two tasks.
+      // The second waits in the thread's own port: no round trip through this thread between two
+      // tasks.
       concurrentTasksPerWorker: 2,
       workerData: options.setup,
       atomics: 'sync',
@@ -111,8 +114,8 @@ export class PoolClient {
   }
 
   /**
-   * Runs one worker operation. Rejects when the client is closed, and with what the worker threw: a bug, since
-   * expected failures are part of an operation's result.
+   * Runs one worker operation. Rejects when the client is closed, and with what the worker threw: a
+   * bug, since expected failures are part of an operation's result.
    */
   run<Task, Value>(operation: WorkerOperation<Task, Value>, task: Task): Promise<Value> {
     if (this.#closedBy !== undefined) return Promise.reject(this.#closedBy);
@@ -165,7 +168,8 @@ export interface WorkerOperation<Task, Value> {
 }
 
 /**
- * Where the compiled form of a source file is. Threads run compiled code, also when tests run the sources.
+ * Where the compiled form of a source file is. Threads run compiled code, also when tests run the
+ * sources.
  * @param from the caller's `import.meta.url`; @param name a sibling, with its `.ts` ending
  */
 export function compiledSibling(from: string, name: string): string {

@@ -1,9 +1,10 @@
 /**
- * The memory that guest bytes pass through: one shared arena, allocated and touched at start, cut into slabs.
+ * The memory that guest bytes pass through: one shared arena, allocated and touched at start, cut
+ * into slabs.
  *
  * S1: a slab has one holder at a time; the sum of all slabs never changes.
- * S2: a free slab goes to the waiting holder that has the fewest, the longest-waiting first among equals: a huge
- *     capture cannot starve a small one.
+ * S2: a free slab goes to the waiting holder that has the fewest, the longest-waiting first among
+ *     equals: a huge capture cannot starve a small one.
  * S3: a holder's `release` gives back everything it has, and rejects what it waits for.
  */
 import { assert } from '../result.ts';

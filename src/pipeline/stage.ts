@@ -1,7 +1,7 @@
 /**
- * What a stage is: a named transformation of one stream of items into another. A stage pulls its input, so the
- * slowest one sets the pace; it throws `Failure` for what may happen and anything else for a bug; it holds
- * nothing when its generator has ended.
+ * What a stage is: a named transformation of one stream of items into another. A stage pulls its
+ * input, so the slowest one sets the pace; it throws `Failure` for what may happen and anything
+ * else for a bug; it holds nothing when its generator has ended.
  */
 import type { StageName } from '../stage-names.ts';
 import { BoundedQueue, type QueueGauge } from './queue.ts';
@@ -33,8 +33,8 @@ export interface BufferOptions<T> {
 }
 
 /**
- * Lets the producer of `source` run ahead of its consumer by at most `max`. When the consumer stops early, or
- * either side fails, the producer's generator has ended before this one does.
+ * Lets the producer of `source` run ahead of its consumer by at most `max`. When the consumer stops
+ * early, or either side fails, the producer's generator has ended before this one does.
  */
 export async function* buffer<T>(
   source: AsyncIterable<T>,

@@ -1,6 +1,7 @@
 /**
- * Rebuilds a snapshot's runtime input on this node: one flat, sparse memory file and the VM state file, as a VMM's
- * `snapshot/load` takes them. Every byte is checked against the digest that the catalog names before it is used.
+ * Rebuilds a snapshot's runtime input on this node: one flat, sparse memory file and the VM state
+ * file, as a VMM's `snapshot/load` takes them. Every byte is checked against the digest that the
+ * catalog names before it is used.
  */
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -1,7 +1,8 @@
 /**
- * Turns the selected pages into batches of address ranges, in ascending image order: neighbours merged, split at
- * memory regions, at the longest LSMT segment and at the batch size. In: one selected set. Out: batches of at most
- * `batchBytes` and `batchRanges` rows. Scans as it goes: memory does not grow with the guest.
+ * Turns the selected pages into batches of address ranges, in ascending image order: neighbours
+ * merged, split at memory regions, at the longest LSMT segment and at the batch size. In: one
+ * selected set. Out: batches of at most `batchBytes` and `batchRanges` rows. Scans as it goes:
+ * memory does not grow with the guest.
  */
 import { coalesceBatch } from '../native/guest.ts';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
@@ -11,7 +12,9 @@ import type { RangeBatch, SelectedSet } from './items.ts';
 
 export interface CoalesceConfig {
   readonly batchBytes: number;
-  /** Rows a batch at most; one row is one iovec of a read, and the kernel takes 1024 of them a call. */
+  /**
+   * Rows a batch at most; one row is one iovec of a read, and the kernel takes 1024 of them a call.
+   */
   readonly batchRanges: number;
   readonly joinGapPages: number;
 }

@@ -1,7 +1,8 @@
 /**
- * Writes segments into one layer and seals it; then the epoch is committed. In: segments. Out: one committed layer.
- * Data is appended as it comes; the index, trailer, fsync, rename and digest follow the last. Fails: as the layer
- * writer (`layer-no-space`, `layer-io`, …), `vm-exited`, `vm-replaced`; nothing is left of a layer that was not sealed.
+ * Writes segments into one layer and seals it; then the epoch is committed. In: segments. Out: one
+ * committed layer. Data is appended as it comes; the index, trailer, fsync, rename and digest
+ * follow the last. Fails: as the layer writer (`layer-no-space`, `layer-io`, …), `vm-exited`,
+ * `vm-replaced`; nothing is left of a layer that was not sealed.
  */
 import type { LayerWriter, SealedLayer } from '../layer/layer-writer.ts';
 import type { SlabHolder } from '../pipeline/slabs.ts';
@@ -22,7 +23,10 @@ export interface CommitDeps {
   readonly release: (slab: Slab) => void;
   /** The file gets its final name now: from here an abort must remove it. */
   readonly sealing: () => void;
-  /** Step 4 → 5: the layer is sealed, then memory parent, epoch and ledger change in one transaction. */
+  /**
+   * Step 4 → 5: the layer is sealed, then memory parent, epoch and ledger change in one
+   * transaction.
+   */
   readonly commitEpoch: (sealed: SealedLayer) => void;
   /** The VM may run: its epoch is durable. */
   readonly committed: () => Promise<void>;

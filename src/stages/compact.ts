@@ -1,7 +1,8 @@
 /**
- * Finds what of a batch must be stored. In: slabs of bytes, ascending. Out: segments. Zero pages become zeroed
- * segments on top of a parent (a hole would show the parent's old bytes) and nothing in a base layer; pages equal to
- * what the parent reads are dropped where asked; ZFile blocks are compressed where asked. Fails: `parent-unreadable`.
+ * Finds what of a batch must be stored. In: slabs of bytes, ascending. Out: segments. Zero pages
+ * become zeroed segments on top of a parent (a hole would show the parent's old bytes) and nothing
+ * in a base layer; pages equal to what the parent reads are dropped where asked; ZFile blocks are
+ * compressed where asked. Fails: `parent-unreadable`.
  */
 import { mapOrdered } from '../pipeline/map-ordered.ts';
 import type { PoolClient } from '../pipeline/pool.ts';

@@ -1,6 +1,7 @@
 /**
- * Asks for the dirty set of a paused VM, and makes its union with what aborted epochs left behind durable before
- * anything else may fail. In: the paused VM. Out: the pages to capture. Fails: as the dirty source and the ledger.
+ * Asks for the dirty set of a paused VM, and makes its union with what aborted epochs left behind
+ * durable before anything else may fail. In: the paused VM. Out: the pages to capture. Fails: as
+ * the dirty source and the ledger.
  */
 import type { FetchedSet } from '../vmm/source.ts';
 import type { PageBitmap } from '../memory.ts';
@@ -49,7 +50,10 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
   };
 }
 
-/** A memory file holds the pages of its own set only; what an aborted epoch left is read from the process. */
+/**
+ * A memory file holds the pages of its own set only; what an aborted epoch left is read from the
+ * process.
+ */
 function byteSource(fetched: FetchedSet, selected: PageBitmap, deps: DirtyBitmapDeps): ByteSource {
   const { bytes } = fetched;
   if (bytes.kind === 'process') return { kind: 'process', pid: deps.pid };

@@ -49,7 +49,10 @@ export type PageBatch =
   | {
       readonly kind: 'pages';
       readonly slab: Slab;
-      /** Rows of 3: image offset, length, offset in the slab; bytes. The slab's bytes are packed in row order. */
+      /**
+       * Rows of 3: image offset, length, offset in the slab; bytes. The slab's bytes are packed in
+       * row order.
+       */
       readonly rows: BigUint64Array;
       readonly bytes: number;
     }

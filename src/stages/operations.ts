@@ -1,6 +1,6 @@
 /**
- * What the worker threads do for the read and compact stages. Expected failures are part of the value: an Error
- * from a thread loses its own fields.
+ * What the worker threads do for the read and compact stages. Expected failures are part of the
+ * value: an Error from a thread loses its own fields.
  */
 import type { CompressedBatch } from '../layer/compress.ts';
 import type { SharedStack } from '../layer/shared-stack.ts';
@@ -35,7 +35,10 @@ export interface CompactTask {
   readonly bytes: number;
   /** Rows of 3: image offset, length, offset in the slab; bytes, packed in row order. */
   readonly rows: BigUint64Array;
-  /** True on top of a parent: zero pages become zeroed segments. False in a base layer: they are dropped. */
+  /**
+   * True on top of a parent: zero pages become zeroed segments. False in a base layer: they are
+   * dropped.
+   */
   readonly keepZeros: boolean;
   /** What the memory parent reads, where equal pages are to be dropped. */
   readonly parent: SharedStack | null;

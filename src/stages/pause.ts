@@ -1,6 +1,6 @@
 /**
- * Stops the VM. In: the request. Out: the paused VM. A VM that its owner had already paused is left as it is, and
- * stays paused at the end. Fails: what the VMM client fails with; never retries.
+ * Stops the VM. In: the request. Out: the paused VM. A VM that its owner had already paused is left
+ * as it is, and stays paused at the end. Fails: what the VMM client fails with; never retries.
  */
 import type { Freeze } from '../pipeline/freeze.ts';
 import type { Stage } from '../pipeline/stage.ts';

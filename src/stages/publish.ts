@@ -1,7 +1,8 @@
 /**
- * Makes a committed layer a snapshot that users see: artifacts to the store, then one catalog transaction. In: the
- * committed layer. Out: the snapshot. The epoch is committed, so it can't be taken back: failures that may pass are
- * tried again, with growing waits, until the publish succeeds or the daemon stops; recovery then goes on with it.
+ * Makes a committed layer a snapshot that users see: artifacts to the store, then one catalog
+ * transaction. In: the committed layer. Out: the snapshot. The epoch is committed, so it can't be
+ * taken back: failures that may pass are tried again, with growing waits, until the publish
+ * succeeds or the daemon stops; recovery then goes on with it.
  */
 import type { Clock } from '../clock.ts';
 import type { Stage } from '../pipeline/stage.ts';
@@ -15,7 +16,9 @@ export interface PublishConfig {
 }
 
 export interface PublishFailure extends FailureDetail {
-  /** False: trying again can't help. The capture stays committed, its publish is reported as failed. */
+  /**
+   * False: trying again can't help. The capture stays committed, its publish is reported as failed.
+   */
   readonly retryable: boolean;
 }
 

@@ -1,7 +1,8 @@
 /**
- * Reads a paused VM's memory in ascending image order, without gap or overlap. In: range batches. Out: slabs of
- * bytes. Source: process_vm_readv(2), or the memory file that the VMM wrote. Fails: `vm-exited`, `vm-replaced`,
- * `unreadable-page` naming the address, `permission-denied`, `read-unsupported`, `read-failed`; never retries.
+ * Reads a paused VM's memory in ascending image order, without gap or overlap. In: range batches.
+ * Out: slabs of bytes. Source: process_vm_readv(2), or the memory file that the VMM wrote. Fails:
+ * `vm-exited`, `vm-replaced`, `unreadable-page` naming the address, `permission-denied`,
+ * `read-unsupported`, `read-failed`; never retries.
  */
 import { constants } from 'node:os';
 import { mapOrdered } from '../pipeline/map-ordered.ts';
@@ -25,7 +26,10 @@ export interface ReadDeps {
   readonly cancelSlot: number;
   /** Open for reading, when the batches' source is a file. */
   readonly memoryFileFd: () => number;
-  /** Throws unless the process is the one that was attached, alive. Called before the first byte and after the last. */
+  /**
+   * Throws unless the process is the one that was attached, alive. Called before the first byte and
+   * after the last.
+   */
   readonly checkIdentity: () => void;
   /** Everything is in slabs or staging: the VM may run. */
   readonly copied: () => void;

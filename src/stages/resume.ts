@@ -1,6 +1,7 @@
 /**
- * Lets the VM run again, if nothing earlier did. In: the snapshot. Out: the snapshot. One resume per pause; a VM that
- * its owner had paused stays paused. Never fails: a VM that can't be resumed is reported on the capture.
+ * Lets the VM run again, if nothing earlier did. In: the snapshot. Out: the snapshot. One resume
+ * per pause; a VM that its owner had paused stays paused. Never fails: a VM that can't be resumed
+ * is reported on the capture.
  */
 import type { Freeze } from '../pipeline/freeze.ts';
 import type { Stage } from '../pipeline/stage.ts';

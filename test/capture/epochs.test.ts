@@ -17,7 +17,8 @@ describe.each(dialects)('dialect %s, mode dirty', (dialect) => {
     const s1 = await harness.published(vmId);
 
     await vm.run({ pages: { firstPage: 3000, pageCount: 32 }, value: 3 });
-    // After the dirty set was read where the bytes come from the process; while it is read otherwise.
+    // After the dirty set was read where the bytes come from the process; while it is read
+    // otherwise.
     if (dialect === 'firecracker') await vm.fault({ on: 'snapshot-create', action: 'refuse' });
     else await vm.setUnreadable(3016);
     const failed = await harness.capture(vmId);

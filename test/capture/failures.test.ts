@@ -22,7 +22,8 @@ async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: never): Pr
 describe('a VMM that', () => {
   const cases = [
     { on: 'pause', skip: 0, action: 'refuse', kind: 'vmm-refused', resumes: 0 },
-    // The layout is asked for before the pause, by the first of these requests; the set by the second.
+    // The layout is asked for before the pause, by the first of these requests; the set by the
+    // second.
     { on: 'dirty', skip: 0, action: 'refuse', kind: 'vmm-refused', resumes: 0 },
     { on: 'dirty', skip: 1, action: 'refuse', kind: 'vmm-refused', resumes: 1 },
     { on: 'dirty', skip: 1, action: 'garbage', kind: 'vmm-bad-answer', resumes: 1 },

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { allHashes, firstDifference, Harness } from './harness.ts';
+import { allHashes, firstDifference, Harness, never } from './harness.ts';
 
 test('a daemon that starts again finds its VMs, chains and captures', async () => {
   await using harness = await Harness.make();
@@ -32,12 +32,9 @@ test('a capture whose catalog is gone is committed, its VM runs, and it is publi
   await vm.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
   await harness.catalog.close();
   const started = await harness.startCapture(vmId, { resumeAfter: 'commit' });
-  for (;;) {
-    const view = harness.service.getCapture(started.captureId);
-    if (view?.endedAtMs !== null) break;
-    await new Promise((resolve) => setImmediate(resolve));
-  }
-  expect(harness.service.getCapture(started.captureId)?.status).toBe('committed');
+  const left = await harness.service.waitFor(started.captureId, never);
+  expect(left.status).toBe('committed');
+  expect(left.failure?.kind).toBe('catalog-closed');
   expect(harness.service.getVm(vmId)?.epoch).toBe(2);
   await harness.stop();
   expect(failures.length).toBeGreaterThan(0);
