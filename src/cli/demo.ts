@@ -18,6 +18,7 @@ import { exitCodes, globalOptions } from './context.ts';
 import { demoReport, type DemoOutcome, type DemoStep } from './demo-report.ts';
 import { openParts, valueOf, type Parts } from './parts.ts';
 import { progressLine, type ProgressLine } from './progress.ts';
+import { unsupervised } from './supervise.ts';
 
 const MEMORY_MIB = 256;
 const PAGES = (MEMORY_MIB * MIB) / PAGE_BYTES;
@@ -55,7 +56,7 @@ async function setUp(options: DemoOptions): Promise<Stage> {
     const parts = await openParts({
       config,
       logger: silentLogger(),
-      supervisor: { paused: () => undefined, resumed: () => undefined },
+      supervise: unsupervised,
     });
     stack.defer(async () => {
       await parts[Symbol.asyncDispose]();

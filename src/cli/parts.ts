@@ -3,7 +3,7 @@ import { accessSync, constants, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FileArtifactStore } from '../artifact/file-store.ts';
 import { Engine } from '../capture/engine.ts';
-import { CaptureService, type ServiceDeps } from '../capture/service.ts';
+import { CaptureService } from '../capture/service.ts';
 import { openCatalog, type OpenCatalog } from '../catalog/open.ts';
 import { ReleaseFlusher } from '../catalog/release-queue.ts';
 import { systemClock } from '../clock.ts';
@@ -16,6 +16,7 @@ import { Cleanups } from '../pipeline/cleanups.ts';
 import { Failure, systemCode, type FailureDetail, type Result } from '../result.ts';
 import { nodeId } from '../units.ts';
 import { createObserver, walBytes } from './daemon-observer.ts';
+import type { Supervise } from './supervise.ts';
 import { VERSION } from './version.ts';
 
 export interface Parts extends AsyncDisposable {
@@ -79,7 +80,7 @@ const queueMaxima = (config: Config) => {
 export interface OpenOptions {
   readonly config: Config;
   readonly logger: Logger;
-  readonly supervisor: ServiceDeps['supervisor'];
+  readonly supervise: Supervise;
 }
 
 /** Throws `Failure` naming what cannot be opened; what was open is closed again. */
@@ -95,7 +96,7 @@ export async function openParts(options: OpenOptions): Promise<Parts> {
 }
 
 async function open(options: OpenOptions, cleanups: Cleanups) {
-  const { config, logger, supervisor } = options;
+  const { config, logger, supervise } = options;
   const { observability } = config;
   makeFolders(config);
   const telemetry = createTelemetry({
@@ -124,6 +125,8 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const engine = new Engine(config, observer);
   cleanups.useAsync(engine);
   const deps = { config, clock: systemClock, nodeDb, catalog, store, engine, observer };
+  // After node.db, whose lock says at once that another daemon runs here.
+  const supervisor = await supervise(cleanups);
   const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
   cleanups.defer(() => service.close());
   cleanups.defer(observeParts(telemetry, service, nodeDb, nodeDbPath, config));

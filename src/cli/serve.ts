@@ -8,6 +8,7 @@ import type { Config } from '../config/load.ts';
 import { createLogger, type Logger } from '../observability/log.ts';
 import { configFrom } from './context.ts';
 import { makeFolders, openParts, valueOf, type Parts } from './parts.ts';
+import { supervised } from './supervise.ts';
 import { VERSION } from './version.ts';
 
 const READY_TIMEOUT_MS = 1_000;
@@ -47,7 +48,7 @@ export async function serve(config: Config, logger: Logger): Promise<void> {
   await using parts = await openParts({
     config,
     logger,
-    supervisor: { paused: () => undefined, resumed: () => undefined },
+    supervise: supervised(config, logger),
   });
   const { telemetry } = parts;
   const api = createApi({
