@@ -25,6 +25,8 @@ export interface MergeOptions {
   /** The layers below the run, bottom first: only zeroed segments over their data are kept. Left
    * out: none where the run's bottom has no parent, else unknown, and all zeroed segments stay. */
   readonly below?: readonly string[] | undefined;
+  /** What the new layer names below it; left out: what the run's bottom names. */
+  readonly parentUuid?: LayerUuid | null | undefined;
   readonly compression: Compression;
   readonly blockBytes: number;
   readonly order?: 'ignore' | 'check' | undefined;
@@ -55,15 +57,16 @@ async function writeMerged(
   options: MergeOptions,
 ): Promise<MergedLayer> {
   const bottom = run.layers[0];
-  const isBase =
-    options.below === undefined ? bottom?.parentUuid === null : options.below.length === 0;
+  const parentUuid =
+    options.parentUuid === undefined ? (bottom?.parentUuid ?? null) : options.parentUuid;
+  const isBase = options.below === undefined ? parentUuid === null : options.below.length === 0;
   const reader = run.nativeReader();
   const steps = rowSteps(reader, STEP_BYTES, !isBase);
   const readBefore = reader.fileBytesRead();
   await using writer = await LayerWriter.create({
     path: options.output,
     uuid: options.uuid,
-    parentUuid: bottom?.parentUuid ?? null,
+    parentUuid,
     virtualBytes: run.virtualBytes,
     compression: options.compression,
     blockBytes: options.blockBytes,

@@ -30,13 +30,13 @@ test('kill -9 of varve serve in mid-capture: the guest runs within 1.5 s, and no
   console.log(`guest gap ${(counters.maxGapNs / 1e6).toFixed(1)} ms`);
   expect(counters.maxGapNs).toBeLessThan(1.5e9);
 
+  await vm.clearFaults();
   await daemon.start();
   expect(await daemon.show(captureId)).toMatchObject({
     status: 'aborted',
     failure: { kind: 'daemon-restarted' },
   });
   expect(readFileSync(join(folder, 'state/supervisor.report'), 'utf8')).toMatch(/^resumed after/);
-  await vm.clearFaults();
   await vm.run({ pages: { firstPage: 2200, pageCount: 10 }, value: 3 });
   const expected = await allHashes(vm);
   const next = await daemon.ended((await daemon.startCapture('vm')).captureId);
