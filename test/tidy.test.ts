@@ -42,7 +42,7 @@ test('each check finds what it is for', () => {
     { path: 'src/units.ts', text: 'export const unit = 1;\n' },
     { path: 'src/layer/a.ts', text: "import { run } from '../capture/run.ts';\n" },
     { path: 'src/capture/run.ts', text: `export const run = 1; // ${'TO' + 'DO'}: all\n` },
-    { path: 'src/cli/orphan.ts', text: `export const wide = '${'x'.repeat(100)}';\n` },
+    { path: 'src/cli/orphan.ts', text: `export const wide = ${'x + '.repeat(25)}1;\n` },
     { path: 'src/api/long.ts', text: `export function f() {\n${'  g();\n'.repeat(80)}}\n` },
     { path: 'native/core/big.cpp', text: 'int x;\n'.repeat(501) },
   ];
@@ -51,7 +51,7 @@ test('each check finds what it is for', () => {
   ]);
   expect(unimported(bad)).toContain('src/cli/orphan.ts: nothing imports it');
   expect(tooLong(bad)).toEqual([
-    'src/cli/orphan.ts:1: 123 columns',
+    'src/cli/orphan.ts:1: 122 columns',
     'native/core/big.cpp: 501 lines, over 500',
   ]);
   expect(longFunctions(bad)).toEqual(['src/api/long.ts:1: a function of 82 lines']);

@@ -271,7 +271,9 @@ export class Audit {
     }
     const { predecessor, virtualBytes } = object;
     if (header.uuid !== uuid || header.parentUuid !== predecessor) {
-      const message = `object ${object.key} holds layer ${header.uuid} on ${String(header.parentUuid)}, not ${uuid} on ${String(predecessor)}`;
+      const message =
+        `object ${object.key} holds layer ${header.uuid} on ${String(header.parentUuid)}, ` +
+        `not ${uuid} on ${String(predecessor)}`;
       this.#add('misplaced', object.key, message);
     } else if (virtualBytes !== null && header.virtualBytes !== virtualBytes) {
       const message = `layer ${uuid} is ${header.virtualBytes} bytes large by its header, not ${virtualBytes}`;
