@@ -17,7 +17,8 @@ function statement(db: Database, sql: string): Prepared {
 }
 
 /* eslint-disable @typescript-eslint/no-unnecessary-type-parameters --
-   The caller names the row's shape once, here, instead of casting at each use: the tables are STRICT. */
+   The caller names the row's shape once, here, instead of casting at each use: the tables are
+   STRICT. */
 
 /** The first row, whose columns are what `Shape` says. */
 export function one<Shape>(db: Database, sql: string, ...values: Value[]): Shape | undefined {
