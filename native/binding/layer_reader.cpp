@@ -99,7 +99,7 @@ Napi::Value OpenPaths(const Napi::CallbackInfo& info) {
       OpenedValue);
 }
 
-// (stack, pack): fills the pack, which owns the descriptors from then on.
+// (stack, pack) → promise of null: fills the pack, which owns the descriptors from then on.
 Napi::Value Fill(const Napi::CallbackInfo& info) {
   Args args(info);
   const LayerBytes pack = args.Bytes(1, "pack");
@@ -109,9 +109,11 @@ Napi::Value Fill(const Napi::CallbackInfo& info) {
     args.FailRange("the pack has another size");
     return info.Env().Undefined();
   }
-  FillPack(*stack, pack);
-  *stack = {};
-  return info.Env().Undefined();
+  return StartFaultJob(info.Env(), {info[0], info[1]}, [stack, pack] {
+    FillPack(*stack, pack);
+    *stack = {};
+    return LayerFault{};
+  });
 }
 
 Napi::Value RowsValue(Napi::Env env, const std::vector<LayerRow>& rows) {

@@ -109,7 +109,7 @@ export class LayerStack implements AsyncDisposable {
     if (opened.fault !== null) return err(readError(opened.fault, pathsBottomToTop));
     const pack = new SharedArrayBuffer(opened.packBytes);
     const view = new Uint8Array(pack);
-    native.fillPack(opened.stack, view);
+    await native.fillPack(opened.stack, view);
     const reader = new native.StackReader(view, BLOCK_CACHE_BYTES);
     const layers = opened.layers.map((facts, i) => toFacts(facts, pathsBottomToTop[i] ?? ''));
     const shared: SharedStack = {

@@ -61,7 +61,7 @@ export interface SealedLayer {
   readonly zeroedBytes: Bytes;
 }
 
-/** How temporary names end; `removePartialLayers` finds dead writers' files by it. */
+/** How temporary names end: what a dead daemon left can be found and removed by it. */
 export const PARTIAL_SUFFIX = '.partial';
 
 type State = 'open' | 'sealing' | 'sealed' | 'poisoned' | 'disposed';

@@ -178,7 +178,8 @@ interface NativeLayer {
   ) => NativeLayerSink;
   readonly StackReader: new (pack: Uint8Array, cacheBytes: number) => NativeStackReader;
   openStack(paths: readonly string[]): Promise<NativeOpenOutcome>;
-  fillPack(stack: NativeStack, pack: Uint8Array): void;
+  /** The pack owns the descriptors from then on. */
+  fillPack(stack: NativeStack, pack: Uint8Array): Promise<null>;
   /** Null where `out` is too small. */
   compressNow(
     slab: Uint8Array,

@@ -247,7 +247,7 @@ describe('a flipped bit', () => {
     }
   });
 
-  test('in layer k of a chain is pinned to that layer, and reads never return its block', async () => {
+  test('in one layer of a chain is pinned to it, and reads never return its block', async () => {
     const paths = ['raw.commit', 'lz4.commit', 'zstd.commit'].map(vectorPath);
     const bad = join(folder, 'bad');
     await copyFile(paths[1] ?? '', bad);
