@@ -125,7 +125,7 @@ void EveryTruncation() {
     CHECK(WriteLayer(folder, "layer", codec).ok());
     const std::vector<std::byte> bytes = FileBytes(folder.Path("layer"));
     for (std::size_t size = 0; size < bytes.size(); ++size) {
-      MemorySource file(std::span(bytes).first(size));
+      MemorySource file{std::span(bytes).first(size)};
       ParsedLayer layer;
       CHECK(!ParseLayer(file, layer).ok());
     }
