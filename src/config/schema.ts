@@ -120,12 +120,6 @@ const memorySnapshot = z
         'Drop selected pages that equal what the memory parent reads there: `auto` does it where ' +
           'the source does not clear its dirty set, `parent` always, `off` never.',
       ),
-    tracking_shadow: z
-      .enum(['off', 'pagemap'])
-      .prefault('off')
-      .describe(
-        'Compare the dirty set with a second source on every capture and count differences.',
-      ),
   })
   .describe('What is captured of the memory of a VM, and how layers are written.');
 

@@ -56,8 +56,6 @@ export interface Metrics {
   frozen(frozenMs: number, stages: readonly StageTime[]): void;
   captureTime(totalMs: number, stages: readonly StageTime[]): void;
   captured(amounts: CaptureAmounts): void;
-  /** Pages that only one of the two sources of a shadow check saw. */
-  shadow(onlyPrimary: number, onlyShadow: number): void;
   published(seconds: number): void;
   publishFailed(kind: string): void;
   chainCompacted(amounts: { readonly readBytes: number; readonly writtenBytes: number }): void;
@@ -137,7 +135,6 @@ function instruments(meter: Meter) {
     layerBytes: histogram('varve_layer_bytes', 'Size of sealed layer files.', bytesBuckets),
     dataBytes: counter('varve_layer_data_bytes_total', 'Guest bytes stored in layers.'),
     chainDepth: histogram('varve_chain_depth', 'Depth of the chain after a commit.', depthBuckets),
-    shadowPages: counter('varve_shadow_pages_total', 'Pages that one dirty source alone saw.'),
     publishes: counter('varve_publishes_total', 'Attempts to publish a snapshot.'),
     publishSeconds: seconds('varve_publish_seconds', 'From commit to the snapshot being visible.'),
     compactions: counter('varve_compactions_total', 'Merges of chain layers.'),
@@ -273,10 +270,6 @@ function captureMetrics(made: Made) {
       made.dataBytes.add(amounts.dataBytes);
       made.chainDepth.record(amounts.chainDepth);
       made.selections.add(1, { selection: amounts.selection });
-    },
-    shadow(onlyPrimary: number, onlyShadow: number): void {
-      made.shadowPages.add(onlyPrimary, { source: 'primary' });
-      made.shadowPages.add(onlyShadow, { source: 'shadow' });
     },
     chainCompacted(amounts: { readonly readBytes: number; readonly writtenBytes: number }): void {
       made.compactions.add(1);
