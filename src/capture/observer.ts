@@ -2,6 +2,7 @@
  * Who wants to know what captures do: metrics, traces and logs are made from these calls, and only
  * from these.
  */
+import type { CompactionReport } from '../lineage/compaction.ts';
 import type { QueueGauge } from '../pipeline/queue.ts';
 import type { CaptureView, StageName } from './types.ts';
 
@@ -23,6 +24,7 @@ export interface CaptureObserver extends Gauges {
   ) => void;
   /** The capture is committed, published or aborted; each of the states it reaches, once. */
   readonly reached: (capture: CaptureView) => void;
+  readonly compacted: (report: CompactionReport) => void;
   /** Something an operator should know that ends no capture. */
   readonly warn: (what: string, facts: Readonly<Record<string, unknown>>) => void;
 }
@@ -35,5 +37,6 @@ export const silentObserver: CaptureObserver = {
   frozen: () => undefined,
   publishFailed: () => undefined,
   reached: () => undefined,
+  compacted: () => undefined,
   warn: () => undefined,
 };

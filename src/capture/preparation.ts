@@ -51,6 +51,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   const { vm, captureId, deps, signal, cleanups } = of;
   const { config, nodeDb, engine } = deps;
   await vm.settling;
+  await deps.compactor.admit(vm.vmId, signal);
   const check = vm.identity.check();
   if (check !== 'same') throw new Failure(identityError(vm.identity, check));
   const pausedByOwner = await isPaused(vm, signal);
@@ -120,9 +121,22 @@ async function openParent(
   const paths = memoryParent.layers.map((layer) => layer.path);
   const stack = orThrow(await LayerStack.open(paths));
   of.cleanups.useAsync(stack);
-  const launchDepth = of.deps.nodeDb.launchChain(of.vm.vmId)?.depth ?? 0;
+  const launch = of.deps.nodeDb.launchChain(of.vm.vmId)?.layers ?? [];
+  const launchDepth = sharedDepth(memoryParent.layers, launch);
   const pages = await parentPages(stack, paths, launchDepth, imageBytes);
   // Equal pages are dropped after a widening too: it selects all that may differ.
   const dedup = intent.widen !== null || wantsDedup(of, of.vm.source);
   return { dedupAgainst: dedup ? stack.shared() : null, parentPages: pages };
+}
+
+/**
+ * How many layers two chains share from the bottom. Fewer than the launch parent has, once a
+ * compaction merged some of it: then more counts as above it, which is correct and only wider.
+ */
+function sharedDepth(
+  chain: readonly { readonly uuid: LayerUuid }[],
+  launch: readonly { readonly uuid: LayerUuid }[],
+): number {
+  const differing = launch.findIndex((layer, depth) => layer.uuid !== chain[depth]?.uuid);
+  return differing < 0 ? launch.length : differing;
 }

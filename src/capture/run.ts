@@ -10,6 +10,7 @@
 import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
+import type { Compactor } from '../lineage/compaction.ts';
 import type { EpochIntent } from '../lineage/epochs.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { SealedLayer } from '../layer/layer-writer.ts';
@@ -43,6 +44,8 @@ export interface RunDeps {
     readonly paused: (vm: VmHandle) => void;
     readonly resumed: (vm: VmHandle) => void;
   };
+  /** Keeps chains short; captures wait for it where they must, before their pause. */
+  readonly compactor: Pick<Compactor, 'admit' | 'check' | 'captureEnded'>;
   readonly publishOnce: (
     captureId: CaptureId,
     plan: PublishPlan,
@@ -213,6 +216,7 @@ export class CaptureRun {
     );
     this.#unsealedPath = undefined;
     this.progress.committed(result);
+    this.#deps.compactor.check(this.vm.vmId);
   }
 
   #resumeAt(step: ResumeAfter): Promise<void> {
@@ -243,6 +247,7 @@ export class CaptureRun {
     await rm(stagingFolder(this.#deps.config, this.captureId), { recursive: true, force: true });
     const options = { fetchAttempted: this.#fetchAttempted };
     const aborted = nodeDb.abort(this.captureId, detail, options);
+    this.#deps.compactor.captureEnded(this.vm.vmId);
     if (!aborted.ok) observer.warn('an abort could not be recorded', { error: aborted.error });
     this.progress.aborted(detail);
   }

@@ -9,7 +9,9 @@ import type { Catalog } from '../catalog/catalog.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
+import { Compactor } from '../lineage/compaction.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
+import { checkedMerge } from '../lineage/merge-run.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { err, ok, type Result } from '../result.ts';
@@ -71,6 +73,7 @@ export class CaptureService implements Captures {
   readonly #runs = new Map<CaptureId, CaptureRun>();
   readonly #byVm = new Map<VmId, CaptureRun>();
   readonly #publisher: Publisher;
+  readonly #compactor: Compactor;
   readonly #stopping = new AbortController();
   readonly #background = new Set<Promise<unknown>>();
 
@@ -79,6 +82,17 @@ export class CaptureService implements Captures {
     this.#vms = new VmTable(deps.nodeDb);
     const { catalog, store, nodeDb, nodeId } = deps;
     this.#publisher = new Publisher({ catalog, store, nodeDb, nodeId, host: hostFacts() });
+    const { memorySnapshot, lineage, paths } = deps.config;
+    const { compression, blockBytes } = memorySnapshot;
+    this.#compactor = new Compactor({
+      db: nodeDb,
+      merge: checkedMerge({ compression, blockBytes }),
+      layersFolder: paths.layers,
+      maxChain: lineage.maxChain,
+      clock: deps.clock,
+      onCompacted: (report) => deps.observer.compacted(report),
+      onFailed: (vm, failure) => deps.observer.warn('a compaction failed', { vm, failure }),
+    });
   }
 
   /** Recovers what an earlier life of the daemon left, then takes requests. */
@@ -92,6 +106,7 @@ export class CaptureService implements Captures {
       signal: service.#stopping.signal,
       publish: (job) => service.#publishLater(job),
     });
+    for (const vm of deps.nodeDb.listVms()) service.#compactor.check(vm.vmId);
     return service;
   }
 
@@ -208,6 +223,7 @@ export class CaptureService implements Captures {
       nodeDb,
       observer,
       supervisor,
+      compactor: this.#compactor,
       publishOnce: (capture, plan, _layer, signal) =>
         this.#publisher.publishOnce(capture, plan, signal),
       stopping: this.#stopping.signal,
@@ -296,6 +312,7 @@ export class CaptureService implements Captures {
       run.abort({ kind: 'daemon-stopping', message: 'the daemon is stopping' });
     }
     this.#stopping.abort(new Error('the daemon is stopping'));
+    await this.#compactor.close();
     await Promise.allSettled([...this.#background]);
     this.#vms.closeAll();
   }

@@ -102,6 +102,10 @@ function captureEvents(deps: ObserverDeps): Omit<CaptureObserver, 'queue' | 'sla
       if (capture.status === 'aborted') loggerOf(capture).warn(facts, 'capture aborted');
       else loggerOf(capture).info(facts, `capture ${capture.status}`);
     },
+    compacted(report) {
+      metrics.chainCompacted({ writtenBytes: report.rewrittenBytes });
+      logger.info(report, 'chain compacted');
+    },
     warn: (what, facts) => logger.warn(facts, what),
   };
 }

@@ -58,7 +58,7 @@ export interface Metrics {
   captured(amounts: CaptureAmounts): void;
   published(seconds: number): void;
   publishFailed(kind: string): void;
-  chainCompacted(amounts: { readonly readBytes: number; readonly writtenBytes: number }): void;
+  chainCompacted(amounts: { readonly writtenBytes: number }): void;
   gcRun(run: {
     readonly outcome: 'done' | 'stopped' | 'failed';
     readonly seconds: number;
@@ -138,7 +138,6 @@ function instruments(meter: Meter) {
     publishes: counter('varve_publishes_total', 'Attempts to publish a snapshot.'),
     publishSeconds: seconds('varve_publish_seconds', 'From commit to the snapshot being visible.'),
     compactions: counter('varve_compactions_total', 'Merges of chain layers.'),
-    compactRead: counter('varve_compaction_read_bytes_total', 'Bytes that merges read.'),
     compactWritten: counter('varve_compaction_written_bytes_total', 'Bytes that merges wrote.'),
     gcRuns: counter('varve_gc_runs_total', 'Garbage collections.'),
     gcSeconds: seconds('varve_gc_seconds', 'Garbage collections, from start to end.'),
@@ -271,9 +270,8 @@ function captureMetrics(made: Made) {
       made.chainDepth.record(amounts.chainDepth);
       made.selections.add(1, { selection: amounts.selection });
     },
-    chainCompacted(amounts: { readonly readBytes: number; readonly writtenBytes: number }): void {
+    chainCompacted(amounts: { readonly writtenBytes: number }): void {
       made.compactions.add(1);
-      made.compactRead.add(amounts.readBytes);
       made.compactWritten.add(amounts.writtenBytes);
     },
     recovered(what: string): void {

@@ -137,3 +137,21 @@ test('a VMM with epochs of its own names only what was written since the last ca
   await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
 });
+
+test('a long chain is compacted outside the pause, stays within max_chain, and restores exactly', async () => {
+  await using harness = await Harness.make({ lineage: { max_chain: 4 } });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  let expected: BigUint64Array = new BigUint64Array();
+  let last = '';
+  for (let epoch = 0; epoch < 9; epoch++) {
+    const pages = { seed: epoch, count: 40, firstPage: 1024, spanPages: 400 };
+    await vm.run({ pages, value: epoch + 1 });
+    expected = await allHashes(vm);
+    last = (await harness.published(vmId)).snapshotId;
+    expect(harness.service.getVm(vmId)?.chainDepth).toBeLessThanOrEqual(4);
+  }
+  await using copy = await harness.restore(last);
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+  expect(harness.warnings).toEqual([]);
+});
