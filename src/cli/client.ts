@@ -82,7 +82,8 @@ export class Client {
     const { options, secure } = this.#endpoint;
     const start = secure ? httpsRequest : httpRequest;
     return new Promise((resolve, reject) => {
-      const request = start({ ...options, method, path, headers: sent }, resolve);
+      // A connection of its own: one kept from before may have been closed by the daemon meanwhile.
+      const request = start({ ...options, agent: false, method, path, headers: sent }, resolve);
       request.on('error', (error) => reject(unreachable(this.#endpoint, error)));
       request.end(text);
     });
