@@ -44,7 +44,8 @@ export async function naivePublish(
     await sql`INSERT INTO layer VALUES (${uuid}, ${below}, ${keys[0]?.key}, 1073741824,
       ${chain.length + 1}, 1)`.execute(tx.db);
     await sql`INSERT INTO content VALUES (${content}, ${keys[1]?.key}, ${uuid}, 1)`.execute(tx.db);
-    await sql`INSERT INTO content_artifact VALUES (${content}, 'vm-state', ${keys[2]?.key})`.execute(
+    const state = keys[2]?.key;
+    await sql`INSERT INTO content_artifact VALUES (${content}, 'vm-state', ${state})`.execute(
       tx.db,
     );
     await sql`INSERT INTO snapshot VALUES

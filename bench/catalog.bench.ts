@@ -232,7 +232,8 @@ function report(name: string, subjects: readonly Subject[], print: Print): void 
       const [few, many] = [a.length * percentile(a, 0.5), b.length * percentile(b, 0.5)];
       const ratio = (many / few).toFixed(2);
       print(
-        `${name} collect: ${few.toFixed(0)} ms at ${counts[0]} layers, ${many.toFixed(0)} ms at ${counts[1]}: × ${ratio}`,
+        `${name} collect: ${few.toFixed(0)} ms at ${counts[0]} layers, ` +
+          `${many.toFixed(0)} ms at ${counts[1]}: × ${ratio}`,
       );
       continue;
     }
@@ -241,7 +242,8 @@ function report(name: string, subjects: readonly Subject[], print: Print): void 
     );
     const ratio = (percentile(b, 0.99) / percentile(a, 0.99)).toFixed(2);
     print(
-      `${name} ${what} (p50 / p99): ${text[0]} at ${counts[0]} layers, ${text[1]} at ${counts[1]}: p99 × ${ratio}`,
+      `${name} ${what} (p50 / p99): ${text[0]} at ${counts[0]} layers, ` +
+        `${text[1]} at ${counts[1]}: p99 × ${ratio}`,
     );
   }
   const work = createHash('sha256').update(subjects.map(({ random }) => random()).join());
@@ -273,7 +275,8 @@ async function concurrent(
       const times = subject.times.get(what) ?? [];
       const rate = Math.round((each * size.publishers) / seconds);
       print(
-        `postgres ${subject.loaded.layers} layers, ${size.publishers} publishers, ${load}: ${rate}/s, p50 / p99 ` +
+        `postgres ${subject.loaded.layers} layers, ${size.publishers} publishers, ${load}: ` +
+          `${rate}/s, p50 / p99 ` +
           `${percentile(times, 0.5).toFixed(2)} / ${percentile(times, 0.99).toFixed(2)} ms, ` +
           `${subject.retries - before} retries after a lost lock`,
       );

@@ -1,7 +1,7 @@
 /**
- * All catalog migrations, oldest first. A merged one is frozen: it is never edited, renamed, reordered
- * or removed, and imports nothing of ours. `breaking: false` means older programs may go on using the
- * database: only what they neither read nor violate was added.
+ * All catalog migrations, oldest first. A merged one is frozen: it is never edited, renamed,
+ * reordered or removed, and imports nothing of ours. `breaking: false` means older programs may go
+ * on using the database: only what they neither read nor violate was added.
  */
 import { createLayer } from './0001-create-layer.ts';
 import { createSnapshot } from './0002-create-snapshot.ts';

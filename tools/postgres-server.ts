@@ -1,6 +1,7 @@
 /**
- * A real PostgreSQL for tests and benches: `TEST_DATABASE_URL`, or a throw-away server from the embedded binaries, on a
- * Unix socket in a temporary folder. PostgreSQL refuses to run as root, so root starts it as `nobody`.
+ * A real PostgreSQL for tests and benches: `TEST_DATABASE_URL`, or a throw-away server from the
+ * embedded binaries, on a Unix socket in a temporary folder. PostgreSQL refuses to run as root, so
+ * root starts it as `nobody`.
  */
 import { spawn, spawnSync } from 'node:child_process';
 import type { ChildProcess } from 'node:child_process';
@@ -35,7 +36,8 @@ export function postgresMissing(): string | null {
   }
   const tried = spawnSync(join(binaries, 'postgres'), ['--version'], { ...asUser, cwd: '/' });
   if (tried.status === 0) return null;
-  return `the embedded binaries do not run (${String(tried.error ?? tried.stderr)}) and TEST_DATABASE_URL is not set`;
+  const why = String(tried.error ?? tried.stderr);
+  return `the embedded binaries do not run (${why}) and TEST_DATABASE_URL is not set`;
 }
 
 /** A fresh cluster takes seconds to make and one to copy, so one is kept beside the packages. */
@@ -74,7 +76,9 @@ export class TestPostgres implements AsyncDisposable {
     this.#options = options;
   }
 
-  /** `durable`: with fsync, as in production. Default false: quicker, and the tests cut no power. */
+  /**
+   * `durable`: with fsync, as in production. Default false: quicker, and the tests cut no power.
+   */
   static async start(
     options: { durable?: boolean; settings?: Readonly<Record<string, string>> } = {},
   ): Promise<TestPostgres> {

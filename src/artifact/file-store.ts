@@ -1,10 +1,10 @@
 /**
  * An artifact store in a folder. `layer/<digest>/<id>` is the file `layer/<2 hex>/<64 hex>.<id>`.
  *
- * Order of a put: temp name in the same filesystem, fsync, mode 0444, rename that cannot overwrite, fsync of the
- * folder (A1). A source on the same filesystem is hard-linked instead of copied: it must never be written
- * again, which sealed layers are not. Copies are compared with the digest while they are made; a link
- * trusts the digest its sealer computed, and every read checks it (A3).
+ * Order of a put: temp name in the same filesystem, fsync, mode 0444, rename that cannot overwrite,
+ * fsync of the folder (A1). A source on the same filesystem is hard-linked instead of copied: it
+ * must never be written again, which sealed layers are not. Copies are compared with the digest
+ * while they are made; a link trusts the digest its sealer computed, and every read checks it (A3).
  */
 import { createHash, randomUUID } from 'node:crypto';
 import {
@@ -333,7 +333,9 @@ async function copyVerified(
   }
 }
 
-/** `link` fails where the name is taken; `rename` would overwrite. Filesystems without links rename. */
+/**
+ * `link` fails where the name is taken; `rename` would overwrite. Filesystems without links rename.
+ */
 async function moveInto(temp: string, path: string, taken: () => Promise<void>): Promise<void> {
   try {
     await link(temp, path);

@@ -55,7 +55,10 @@ export const artifactRetryable = {
   cancelled: false,
 } satisfies Record<ArtifactErrorKind, boolean>;
 
-/** One thing found in the store. `key` is null where the name is none of ours: reported, never deleted. */
+/**
+ * One thing found in the store. `key` is null where the name is none of ours: reported, never
+ * deleted.
+ */
 export interface ListedObject {
   readonly key: ArtifactKey | null;
   readonly name: string;
@@ -75,7 +78,10 @@ export interface PutRequest {
 export type Fence = () => Promise<boolean>;
 
 export interface ArtifactStore {
-  /** Stores a file. Putting the same artifact again succeeds; other bytes under its key are `artifact-exists`. */
+  /**
+   * Stores a file. Putting the same artifact again succeeds; other bytes under its key are
+   * `artifact-exists`.
+   */
   put(request: PutRequest): Promise<Result<StoredArtifact, ArtifactError>>;
   /** Size of the object; `artifact-missing` where there is none. Does not read its bytes. */
   head(key: ArtifactKey): Promise<Result<{ readonly sizeBytes: Bytes }, ArtifactError>>;
@@ -85,7 +91,9 @@ export interface ArtifactStore {
     maxBytes: Bytes,
     signal: AbortSignal,
   ): Promise<Result<Uint8Array, ArtifactError>>;
-  /** Copies into a new file that exists under `targetPath` only when verified, synced and mode 0444. */
+  /**
+   * Copies into a new file that exists under `targetPath` only when verified, synced and mode 0444.
+   */
   fetch(
     artifact: StoredArtifact,
     targetPath: string,
@@ -93,19 +101,27 @@ export interface ArtifactStore {
   ): Promise<Result<void, ArtifactError>>;
   /** Reads every byte and compares size and digest. */
   verify(artifact: StoredArtifact, signal: AbortSignal): Promise<Result<void, ArtifactError>>;
-  /** Everything in the store, in no order. Throws `Failure<ArtifactError>` when a part cannot be read. */
+  /**
+   * Everything in the store, in no order. Throws `Failure<ArtifactError>` when a part cannot be
+   * read.
+   */
   list(signal: AbortSignal): AsyncIterable<ListedObject>;
-  /** Deletes for good, if the fence still holds. A missing object is `missing`, which callers count as deleted. */
+  /**
+   * Deletes for good, if the fence still holds. A missing object is `missing`, which callers count
+   * as deleted.
+   */
   delete(
     key: ArtifactKey,
     fence: Fence,
   ): Promise<Result<'deleted' | 'missing' | 'fenced', ArtifactError>>;
-  /** Where a store on a filesystem keeps the object, for readers that need a path; null elsewhere. */
+  /**
+   * Where a store on a filesystem keeps the object, for readers that need a path; null elsewhere.
+   */
   localPath(key: ArtifactKey): string | null;
 }
 
-const keyPattern =
-  /^([a-z-]{1,16})\/([0-9a-f]{64})\/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$/;
+const uuidPattern = '[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}';
+const keyPattern = new RegExp(`^([a-z-]{1,16})/([0-9a-f]{64})/(${uuidPattern})$`);
 
 /** Names a new object. The id is random, so no key is ever made twice. */
 export function newArtifact(facts: Omit<StoredArtifact, 'key'>): StoredArtifact {

@@ -1,4 +1,6 @@
-/** Table `alias`: names that mean one snapshot for good. Trimming a snapshot keeps its names spent. */
+/**
+ * Table `alias`: names that mean one snapshot for good. Trimming a snapshot keeps its names spent.
+ */
 import type { ColumnType } from 'kysely';
 import type { SnapshotId } from '../units.ts';
 import type { Tx } from './database.ts';

@@ -43,7 +43,10 @@ export async function insertArtifacts(tx: Tx, artifacts: readonly StoredArtifact
     .execute();
 }
 
-/** `lock`: waits for whoever is deleting one of them, and keeps others from doing so. Locked in key order. */
+/**
+ * `lock`: waits for whoever is deleting one of them, and keeps others from doing so. Locked in key
+ * order.
+ */
 export async function findArtifacts(
   tx: Tx,
   keys: readonly ArtifactKey[],

@@ -1,6 +1,7 @@
 /**
- * Tables `candidate_content`, `candidate_layer`: what may have become unused. Whoever ends a claim on a
- * content or layer queues it here, holding that row's lock, so that no last claim ends unnoticed.
+ * Tables `candidate_content`, `candidate_layer`: what may have become unused. Whoever ends a claim
+ * on a content or layer queues it here, holding that row's lock, so that no last claim ends
+ * unnoticed.
  */
 import type { ColumnType, ExpressionBuilder } from 'kysely';
 import type { ArtifactKey, ContentId, LayerUuid } from '../units.ts';
@@ -55,8 +56,9 @@ export function isNeeded(eb: ExpressionBuilder<CatalogSchema, 'layer'>) {
 }
 
 /**
- * Queues those of the contents that nothing claims any more. Call after ending a claim, with their rows
- * locked (`lockContents`) before it: of two transactions that end the last two claims, one sees none left.
+ * Queues those of the contents that nothing claims any more. Call after ending a claim, with their
+ * rows locked (`lockContents`) before it: of two transactions that end the last two claims, one
+ * sees none left.
  */
 export async function queueUnclaimed(tx: Tx, contentIds: readonly ContentId[]): Promise<void> {
   for (const some of chunks([...new Set(contentIds)])) {
@@ -145,7 +147,10 @@ export interface UnclaimedContent {
   readonly manifestKey: ArtifactKey;
 }
 
-/** Those of `ids` that nothing claims, locked against whoever might: taking a claim waits for the outcome. */
+/**
+ * Those of `ids` that nothing claims, locked against whoever might: taking a claim waits for the
+ * outcome.
+ */
 export async function lockUnclaimedContents(
   tx: Tx,
   ids: readonly ContentId[],

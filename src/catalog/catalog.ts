@@ -1,7 +1,8 @@
 /**
  * The catalog's face: what a snapshot needs, who shares it, who uses it, and what may be deleted.
  *
- * C1 A published snapshot's heads, their predecessors and all artifacts exist (foreign keys, RESTRICT).
+ * C1 A published snapshot's heads, their predecessors and all artifacts exist (foreign keys,
+ *    RESTRICT).
  * C2 A layer, a content and an artifact never change once inserted.
  * C3 A key is in exactly one of `upload`, `artifact`, `reclaim`; moving it is one transaction.
  * C4 Every write is idempotent by the id its caller chose: a retry after a lost answer is safe.
@@ -36,7 +37,10 @@ export interface ContentHead {
   readonly layer: LayerUuid;
 }
 
-/** Another object a content needs, such as `vm-state`; from `recordUpload`, or one the catalog already has. */
+/**
+ * Another object a content needs, such as `vm-state`; from `recordUpload`, or one the catalog
+ * already has.
+ */
 export interface ContentArtifact {
   readonly name: string;
   readonly artifact: StoredArtifact;
@@ -49,7 +53,10 @@ export interface PublishRequest {
   readonly nodeId: NodeId;
   readonly createdAtMs: number;
   readonly manifest: StoredArtifact;
-  /** Predecessors first. Layers the catalog already has may be left out or repeated with the same facts. */
+  /**
+   * Predecessors first. Layers the catalog already has may be left out or repeated with the same
+   * facts.
+   */
   readonly layers: readonly NewLayer[];
   readonly heads: readonly ContentHead[];
   readonly artifacts: readonly ContentArtifact[];
@@ -201,7 +208,9 @@ export interface Catalog {
   /** Releases a dead node's holds and queues what it was uploading for reclaim. Its id is spent. */
   forgetNode(nodeId: NodeId): CatalogResult<ForgottenNode, 'node-unknown'>;
 
-  /** Before any byte is stored: names new objects and records that the node is about to write them. */
+  /**
+   * Before any byte is stored: names new objects and records that the node is about to write them.
+   */
   recordUpload(request: {
     nodeId: NodeId;
     artifacts: readonly NewUpload[];
@@ -231,7 +240,9 @@ export interface Catalog {
   ): CatalogResult<void, 'alias-taken' | 'snapshot-missing' | 'snapshot-retired'>;
   /** Hides a snapshot from new users. Retiring it again returns the same. */
   retire(idOrAlias: string): CatalogResult<Snapshot, 'snapshot-missing'>;
-  /** Marks a snapshot unfit, with the reason that `resolve` then gives. Null takes the mark away. */
+  /**
+   * Marks a snapshot unfit, with the reason that `resolve` then gives. Null takes the mark away.
+   */
   setInvalid(idOrAlias: string, reason: string | null): CatalogResult<Snapshot, 'snapshot-missing'>;
 
   hold(
@@ -247,7 +258,10 @@ export interface Catalog {
     | 'snapshot-missing'
     | 'snapshot-retired'
   >;
-  /** Releasing twice, or a hold whose `hold` call never arrived, succeeds; that hold can then never be taken. */
+  /**
+   * Releasing twice, or a hold whose `hold` call never arrived, succeeds; that hold can then never
+   * be taken.
+   */
   release(holdId: HoldId): CatalogResult<void>;
   /** Many at once, in one transaction: what the release queue sends. */
   releaseMany(holdIds: readonly HoldId[]): CatalogResult<void>;
@@ -265,7 +279,9 @@ export interface Catalog {
   }): CatalogResult<Volume, 'content-missing' | 'volume-conflict'>;
   findVolume(id: string): CatalogResult<Volume, 'volume-missing'>;
   listVolumes(request: { after?: string; limit?: number }): CatalogResult<readonly Volume[]>;
-  /** Compare-and-set: only when the volume is still at `version`. Users of the old backing keep it. */
+  /**
+   * Compare-and-set: only when the volume is still at `version`. Users of the old backing keep it.
+   */
   switchVolume(request: {
     id: string;
     version: number;

@@ -1,4 +1,7 @@
-/** What the catalog takes from callers, checked before anything is written. All identifiers are plain ASCII. */
+/**
+ * What the catalog takes from callers, checked before anything is written. All identifiers are
+ * plain ASCII.
+ */
 import { parseArtifactKey } from '../artifact/store.ts';
 import type { StoredArtifact } from '../artifact/store.ts';
 import { Failure } from '../result.ts';

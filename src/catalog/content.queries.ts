@@ -1,4 +1,7 @@
-/** Tables `content`, `content_head`, `content_artifact`: a fixed description of what a snapshot needs. */
+/**
+ * Tables `content`, `content_head`, `content_artifact`: a fixed description of what a snapshot
+ * needs.
+ */
 import type { ColumnType } from 'kysely';
 import type { ArtifactKey, ContentId, LayerUuid } from '../units.ts';
 import { toArtifact } from './artifact.queries.ts';
@@ -70,7 +73,10 @@ export async function insertContent(tx: Tx, content: NewContent): Promise<void> 
   }
 }
 
-/** `key-share`: it cannot be deleted before this transaction ends. `no-key-update`: nor can a claim on it end. */
+/**
+ * `key-share`: it cannot be deleted before this transaction ends. `no-key-update`: nor can a claim
+ * on it end.
+ */
 export async function findFingerprint(
   tx: Tx,
   id: ContentId,

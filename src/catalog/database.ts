@@ -1,10 +1,11 @@
 /**
  * Runs the catalog's transactions on either dialect, and retries them as a whole.
  *
- * D1 A write transaction holds the database's write lock (SQLite: IMMEDIATE) or row locks (PostgreSQL) from
- *    its first decision to its commit. Its function touches nothing but `tx`, so running it again is safe.
- * D2 Statements of one transaction never mix with those of another: SQLite has one connection, lent to one
- *    transaction at a time; PostgreSQL lends each a connection of its own.
+ * D1 A write transaction holds the database's write lock (SQLite: IMMEDIATE) or row locks
+ *    (PostgreSQL) from its first decision to its commit. Its function touches nothing but `tx`, so
+ *    running it again is safe.
+ * D2 Statements of one transaction never mix with those of another: SQLite has one connection, lent
+ *    to one transaction at a time; PostgreSQL lends each a connection of its own.
  * D3 A transaction begun inside another is a bug, and says so instead of waiting for itself.
  */
 import { AsyncLocalStorage } from 'node:async_hooks';
@@ -28,7 +29,9 @@ export interface Tx {
 export type Verdict =
   /** Lost against another transaction: run it again. */
   | { readonly kind: 'conflict'; readonly error: CatalogError }
-  /** A constraint refused what the transaction's own checks had allowed: its view was out of date. */
+  /**
+   * A constraint refused what the transaction's own checks had allowed: its view was out of date.
+   */
   | { readonly kind: 'constraint'; readonly error: CatalogError }
   /** The connection is gone; whether a commit under way took place is unknown. */
   | { readonly kind: 'lost'; readonly error: CatalogError }
@@ -49,7 +52,10 @@ export interface DialectPort {
   readonly classify: (error: unknown) => Verdict;
   /** After the last transaction. */
   readonly close: () => Promise<void>;
-  /** Gives the disk space kept for hard times back to a database that ran out of it. False: there is none. */
+  /**
+   * Gives the disk space kept for hard times back to a database that ran out of it. False: there is
+   * none.
+   */
   readonly freeReserve: () => Promise<boolean>;
   /** Takes such space again, if there is room. */
   readonly restoreReserve: () => Promise<void>;
@@ -117,7 +123,10 @@ export class Database {
     );
   }
 
-  /** All of `work` or nothing. May run it several times. Throws `Failure<CatalogError>`, or what `work` throws. */
+  /**
+   * All of `work` or nothing. May run it several times. Throws `Failure<CatalogError>`, or what
+   * `work` throws.
+   */
   write<T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> {
     const { rowLocks, kysely } = this.port;
     return this.#enter(name, () =>

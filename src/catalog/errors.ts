@@ -1,4 +1,6 @@
-/** Why the catalog did not do what it was asked: the database failed, or the request was refused. */
+/**
+ * Why the catalog did not do what it was asked: the database failed, or the request was refused.
+ */
 
 /** The database could not be used. Nothing is known to be wrong with the request. */
 export type CatalogErrorKind =
@@ -43,7 +45,9 @@ interface Refusal<Kind extends string> {
   readonly subject: string;
 }
 
-/** The request was understood, and nothing was written. None of these is worth retrying unchanged. */
+/**
+ * The request was understood, and nothing was written. None of these is worth retrying unchanged.
+ */
 export type CatalogRefusal =
   | Refusal<'alias-taken'>
   | Refusal<'artifact-conflict'>
@@ -61,7 +65,10 @@ export type CatalogRefusal =
   | Refusal<'snapshot-invalid'>
   | Refusal<'snapshot-missing'>
   | Refusal<'snapshot-retired'>
-  /** Never recorded, or taken back by `forgetNode` or `abandonUploads`: store the bytes again under a new key. */
+  /**
+   * Never recorded, or taken back by `forgetNode` or `abandonUploads`: store the bytes again under
+   * a new key.
+   */
   | Refusal<'upload-missing'>
   | Refusal<'volume-conflict'>
   | Refusal<'volume-missing'>

@@ -9,7 +9,9 @@ import { releaseHolds } from './holds.ts';
 import { findNode, markNodeForgotten } from './node.queries.ts';
 import { abandonUploads } from './nodes.ts';
 
-/** Small transactions; calling it again goes on where it stopped. The first one shuts the node out. */
+/**
+ * Small transactions; calling it again goes on where it stopped. The first one shuts the node out.
+ */
 export async function forgetNode(database: Database, id: NodeId): Promise<ForgottenNode> {
   const node = await database.write('forget-node', async (tx) => {
     const known = await findNode(tx, id, 'exclusive');

@@ -16,7 +16,9 @@ export interface GcRunTable {
   readonly bytes_reclaimed: number;
 }
 
-/** `stopped`: by the mass-delete guard or a signal. `failed`: by something unreadable or unwritable. */
+/**
+ * `stopped`: by the mass-delete guard or a signal. `failed`: by something unreadable or unwritable.
+ */
 export type GcOutcome = 'done' | 'stopped' | 'failed';
 
 export interface GcRun {

@@ -1,4 +1,7 @@
-/** Table `hold`: durable claims on a content. A closed one keeps its row until trimmed, but claims nothing. */
+/**
+ * Table `hold`: durable claims on a content. A closed one keeps its row until trimmed, but claims
+ * nothing.
+ */
 import type { ColumnType } from 'kysely';
 import type { ContentId, HoldId, NodeId } from '../units.ts';
 import type { Hold } from './catalog.ts';
@@ -57,7 +60,10 @@ export async function insertHold(
     .execute();
 }
 
-/** Spends ids that no `hold` call has used: one still under way, or one to come, can no longer take them. */
+/**
+ * Spends ids that no `hold` call has used: one still under way, or one to come, can no longer take
+ * them.
+ */
 export async function insertSpentHolds(tx: Tx, ids: readonly HoldId[]): Promise<void> {
   for (const some of chunks(ids)) {
     await tx.db

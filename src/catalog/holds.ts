@@ -1,9 +1,10 @@
 /**
- * Claims on contents that users take and end: holds and volumes, and the claim of a snapshot itself.
+ * Claims on contents that users take and end: holds and volumes, and the claim of a snapshot
+ * itself.
  *
- * Ending a claim: lock the claim's row, lock the content's row, end it, and queue the content if that was the
- * last claim. Locks (PostgreSQL): claim FOR UPDATE, content FOR NO KEY UPDATE. Taking a claim: a foreign key's
- * key-share on the content. Writes: a constant each.
+ * Ending a claim: lock the claim's row, lock the content's row, end it, and queue the content if
+ * that was the last claim. Locks (PostgreSQL): claim FOR UPDATE, content FOR NO KEY UPDATE. Taking
+ * a claim: a foreign key's key-share on the content. Writes: a constant each.
  */
 import type { ContentId, HoldId, SnapshotId } from '../units.ts';
 import { lockContents, queueUnclaimed } from './candidate.queries.ts';

@@ -80,7 +80,10 @@ export async function insertLayers(
     .execute();
 }
 
-/** From the head down. Ends early only where a predecessor's row is missing, which foreign keys forbid. */
+/**
+ * From the head down. Ends early only where a predecessor's row is missing, which foreign keys
+ * forbid.
+ */
 export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
   const rows = await tx.db
     .withRecursive('chain', (db) =>

@@ -1,8 +1,10 @@
 /**
  * Applies migrations, forward only.
  *
- * M1 One transaction per migration, claim row first: a killed migrator leaves whole migrations or nothing.
- * M2 One migrator at a time: SQLite's write lock, PostgreSQL's advisory lock. The others find the claim.
+ * M1 One transaction per migration, claim row first: a killed migrator leaves whole migrations or
+ *    nothing.
+ * M2 One migrator at a time: SQLite's write lock, PostgreSQL's advisory lock. The others find the
+ *    claim.
  * M3 A database with a breaking migration unknown to this program is refused, untouched.
  */
 import { sql } from 'kysely';
@@ -23,7 +25,9 @@ interface AppliedRow {
   readonly breaking: number;
 }
 
-/** Applies what is missing. Throws `Failure<CatalogError>`. Returns the ids that this call applied. */
+/**
+ * Applies what is missing. Throws `Failure<CatalogError>`. Returns the ids that this call applied.
+ */
 export async function migrate(
   database: Database,
   migrations: readonly Migration[],

@@ -1,4 +1,6 @@
-/** Opens a catalog: picks the dialect, checks or applies migrations, and hands out the typed face. */
+/**
+ * Opens a catalog: picks the dialect, checks or applies migrations, and hands out the typed face.
+ */
 import { sql } from 'kysely';
 import { systemClock } from '../clock.ts';
 import type { Clock } from '../clock.ts';

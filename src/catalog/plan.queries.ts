@@ -1,4 +1,7 @@
-/** What a GC plan reads. Bounded by garbage: whoever else needs a thing is counted only as far as it matters. */
+/**
+ * What a GC plan reads. Bounded by garbage: whoever else needs a thing is counted only as far as it
+ * matters.
+ */
 import { sql } from 'kysely';
 import type { ArtifactKey, ContentId, LayerUuid } from '../units.ts';
 import { isClaimed } from './candidate.queries.ts';

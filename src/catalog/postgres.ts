@@ -1,8 +1,9 @@
 /**
  * The PostgreSQL dialect: a bounded pool, READ COMMITTED with explicit row locks, bounded waits.
  *
- * Conflicts that are retried: serialization failure, deadlock, lock timeout. A lost connection is retried
- * once; a commit whose answer was lost is safe to run again, since every write is idempotent.
+ * Conflicts that are retried: serialization failure, deadlock, lock timeout. A lost connection is
+ * retried once; a commit whose answer was lost is safe to run again, since every write is
+ * idempotent.
  */
 import { Kysely, PostgresDialect, PostgresDriver, sql } from 'kysely';
 import type { DatabaseConnection, Driver, PostgresDialectConfig } from 'kysely';
@@ -87,7 +88,8 @@ export function openPostgres(url: string, options: PostgresOptions): DialectPort
   });
   // An idle connection that breaks is dropped by the pool; the next user gets a new one.
   pool.on('error', () => undefined);
-  // One that breaks while lent out tells its client, who learns of it by the next statement's failure.
+  // One that breaks while lent out tells its client, who learns of it by the next statement's
+  // failure.
   pool.on('connect', (client) => client.on('error', () => undefined));
   const failedStatements = new WeakSet();
   const kysely = new Kysely<CatalogSchema>({
@@ -129,7 +131,8 @@ function classify(error: unknown, failedStatements: WeakSet<object>): Verdict {
   if (error instanceof Failure || !(error instanceof Error)) return { kind: 'foreign' };
   const fromStatement = failedStatements.has(error);
   if (!(error instanceof pg.DatabaseError)) {
-    // The driver's own errors (connection ended, socket error) come out of a statement, without SQLSTATE.
+    // The driver's own errors (connection ended, socket error) come out of a statement, without
+    // SQLSTATE.
     return fromStatement
       ? { kind: 'lost', error: unavailable(error.message) }
       : { kind: 'foreign' };

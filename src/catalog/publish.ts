@@ -1,10 +1,11 @@
 /**
  * Publish: the one transaction that adds layers, a content and a snapshot.
  *
- * Writes: one row per new layer and its object, one per head, one per other object, and a constant. The chain
- * below the new layers is neither read nor written, however deep. Statements: a constant.
- * Locks (PostgreSQL): key-share on node, content, predecessors, heads' layers and shared objects. So a
- * publish and the condemnation of what it inherits wait for each other, and the loser sees the outcome.
+ * Writes: one row per new layer and its object, one per head, one per other object, and a constant.
+ * The chain below the new layers is neither read nor written, however deep. Statements: a constant.
+ * Locks (PostgreSQL): key-share on node, content, predecessors, heads' layers and shared objects.
+ * So a publish and the condemnation of what it inherits wait for each other, and the loser sees the
+ * outcome.
  */
 import { createHash } from 'node:crypto';
 import type { StoredArtifact } from '../artifact/store.ts';

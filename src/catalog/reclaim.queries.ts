@@ -1,4 +1,7 @@
-/** Table `reclaim`: objects that nothing in the catalog needs any more, whose bytes are to be deleted. */
+/**
+ * Table `reclaim`: objects that nothing in the catalog needs any more, whose bytes are to be
+ * deleted.
+ */
 import type { ColumnType } from 'kysely';
 import type { ArtifactKind, StoredArtifact } from '../artifact/store.ts';
 import type { ArtifactKey, Bytes, Digest } from '../units.ts';
@@ -44,7 +47,10 @@ export interface Claim {
   readonly fence: number;
 }
 
-/** Takes objects that nobody is deleting, or whose deleter was given up on. Its fence outdates all before. */
+/**
+ * Takes objects that nobody is deleting, or whose deleter was given up on. Its fence outdates all
+ * before.
+ */
 export async function claimReclaims(
   tx: Tx,
   claimant: string,
@@ -100,7 +106,9 @@ export async function finishReclaims(
   }
 }
 
-/** Gives up what was claimed and not deleted, so that others need not wait for the claim to run out. */
+/**
+ * Gives up what was claimed and not deleted, so that others need not wait for the claim to run out.
+ */
 export async function unclaimReclaims(
   tx: Tx,
   claimant: string,

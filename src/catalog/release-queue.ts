@@ -1,7 +1,7 @@
 /**
- * Sends releases of holds from the node's durable queue to the catalog, whenever the catalog can be reached.
- * A release leaves the queue only after the catalog has done it, so an outage or a crash delays it and never
- * loses it; doing it twice is harmless.
+ * Sends releases of holds from the node's durable queue to the catalog, whenever the catalog can be
+ * reached. A release leaves the queue only after the catalog has done it, so an outage or a crash
+ * delays it and never loses it; doing it twice is harmless.
  */
 import type { Clock } from '../clock.ts';
 import type { FailureDetail, Result } from '../result.ts';

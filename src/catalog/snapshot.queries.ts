@@ -1,4 +1,6 @@
-/** Table `snapshot`: the named things users see. A retired one keeps its row, but claims nothing. */
+/**
+ * Table `snapshot`: the named things users see. A retired one keeps its row, but claims nothing.
+ */
 import type { ColumnType } from 'kysely';
 import type { ContentId, NodeId, SnapshotId } from '../units.ts';
 import type { Snapshot, SnapshotState } from './catalog.ts';

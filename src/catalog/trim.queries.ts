@@ -1,4 +1,6 @@
-/** Deleting rows that only remember: closed holds, retired snapshots, reports of old collections. */
+/**
+ * Deleting rows that only remember: closed holds, retired snapshots, reports of old collections.
+ */
 import type { Tx } from './database.ts';
 
 /** Returns how many went; fewer than `limit` means there are no more. Open holds never match. */

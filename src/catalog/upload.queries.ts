@@ -1,4 +1,7 @@
-/** Table `upload`: objects that a node said it is about to write, and that nothing published needs yet. */
+/**
+ * Table `upload`: objects that a node said it is about to write, and that nothing published needs
+ * yet.
+ */
 import type { ColumnType } from 'kysely';
 import type { ArtifactKind, StoredArtifact } from '../artifact/store.ts';
 import type { ArtifactKey, Bytes, Digest, NodeId } from '../units.ts';

@@ -1,7 +1,7 @@
 /**
- * fsck: a full mark from scratch, compared with the store and with layer headers. Runs beside a live system:
- * whatever looks wrong is looked at again before it is reported. Repair touches leaks only, and only queues
- * them; the collector deletes, behind its guard.
+ * fsck: a full mark from scratch, compared with the store and with layer headers. Runs beside a
+ * live system: whatever looks wrong is looked at again before it is reported. Repair touches leaks
+ * only, and only queues them; the collector deletes, behind its guard.
  */
 import type { ArtifactStore, ListedObject } from '../artifact/store.ts';
 import { parseArtifactKey } from '../artifact/store.ts';
@@ -23,8 +23,8 @@ import { insertReclaims } from '../catalog/reclaim.queries.ts';
 import type { ArtifactKey, Bytes, LayerUuid } from '../units.ts';
 
 /**
- * `dangling`: needed, and not there. `leaked`: there, and not needed. `corrupt`: bytes or records that
- * contradict each other. `misplaced`: in the store under no name of ours, or under another's.
+ * `dangling`: needed, and not there. `leaked`: there, and not needed. `corrupt`: bytes or records
+ * that contradict each other. `misplaced`: in the store under no name of ours, or under another's.
  */
 export type FindingKind = 'dangling' | 'leaked' | 'corrupt' | 'misplaced';
 
@@ -55,7 +55,9 @@ export interface LayerHeader {
 export interface AuditDeps {
   readonly database: Database;
   readonly store: ArtifactStore;
-  /** Reads the headers of a stored layer; null where the store has no paths. Text: why it cannot. */
+  /**
+   * Reads the headers of a stored layer; null where the store has no paths. Text: why it cannot.
+   */
   readonly readHeader: (key: ArtifactKey) => Promise<LayerHeader | string | null>;
 }
 
@@ -121,7 +123,9 @@ export class Audit {
     });
   }
 
-  /** Rows that nothing needs. Repair hands them to the collector, which decides again under locks. */
+  /**
+   * Rows that nothing needs. Repair hands them to the collector, which decides again under locks.
+   */
   async #recordLeaks(): Promise<void> {
     const { database } = this.#deps;
     const { repair } = this.#options;
@@ -153,7 +157,10 @@ export class Audit {
     }
   }
 
-  /** Everything in the store that the catalog may know. Uploads are recorded first, so all of it should be. */
+  /**
+   * Everything in the store that the catalog may know. Uploads are recorded first, so all of it
+   * should be.
+   */
   async #storedObjects(signal: AbortSignal): Promise<Map<ArtifactKey, Bytes>> {
     const present = new Map<ArtifactKey, Bytes>();
     let page: { key: ArtifactKey; sizeBytes: Bytes }[] = [];
@@ -271,12 +278,11 @@ export class Audit {
     }
     const { predecessor, virtualBytes } = object;
     if (header.uuid !== uuid || header.parentUuid !== predecessor) {
-      const message =
-        `object ${object.key} holds layer ${header.uuid} on ${String(header.parentUuid)}, ` +
-        `not ${uuid} on ${String(predecessor)}`;
+      const held = `${header.uuid} on ${String(header.parentUuid)}`;
+      const message = `object ${object.key} holds layer ${held}, not ${uuid} on ${String(predecessor)}`;
       this.#add('misplaced', object.key, message);
     } else if (virtualBytes !== null && header.virtualBytes !== virtualBytes) {
-      const message = `layer ${uuid} is ${header.virtualBytes} bytes large by its header, not ${virtualBytes}`;
+      const message = `layer ${uuid} has ${header.virtualBytes} bytes, not ${virtualBytes}`;
       this.#add('corrupt', object.key, message);
     }
   }

@@ -1,6 +1,7 @@
 /**
- * Online garbage collection: guard, condemn, reclaim, trim. Any number of collectors may run at once, in any
- * number of processes; one that is killed leaves queues that the next one goes on with.
+ * Online garbage collection: guard, condemn, reclaim, trim. Any number of collectors may run at
+ * once, in any number of processes; one that is killed leaves queues that the next one goes on
+ * with.
  */
 import { randomUUID } from 'node:crypto';
 import type { ArtifactError, ArtifactStore } from '../artifact/store.ts';

@@ -1,13 +1,16 @@
 /**
- * The transactions by which the catalog forgets. Each takes a bounded batch of candidates that no other
- * collector is at, decides under the locks of their rows, and queues the objects of what it deletes.
+ * The transactions by which the catalog forgets. Each takes a bounded batch of candidates that no
+ * other collector is at, decides under the locks of their rows, and queues the objects of what it
+ * deletes.
  *
  * G1 A row is deleted only when, under its lock, nothing needs it; foreign keys check that again.
  * G2 Deleting a row queues its object for reclaim in the same transaction.
- * G3 Whoever takes a need away from a layer holds that layer's lock until it is queued as a candidate.
+ * G3 Whoever takes a need away from a layer holds that layer's lock until it is queued as a
+ *    candidate.
  *
- * Locks (PostgreSQL): candidates SKIP LOCKED, then rows FOR UPDATE in key order, then what they needed FOR NO KEY
- * UPDATE. Two collectors can still meet crosswise on layers; the deadlock is found and one of them runs again.
+ * Locks (PostgreSQL): candidates SKIP LOCKED, then rows FOR UPDATE in key order, then what they
+ * needed FOR NO KEY UPDATE. Two collectors can still meet crosswise on layers; the deadlock is
+ * found and one of them runs again.
  */
 import type { StoredArtifact } from '../artifact/store.ts';
 import { deleteArtifacts, findArtifacts } from '../catalog/artifact.queries.ts';
@@ -45,7 +48,8 @@ export async function condemnContents(tx: Tx, limit: number): Promise<Condemned>
   const doomed = await lockUnclaimedContents(tx, candidates);
   const ids = doomed.map(({ id }) => id);
   const keys = await selectArtifactKeys(tx, ids);
-  // Locked before they lose a user: of two contents that share one, the last to go sees that it is the last.
+  // Locked before they lose a user: of two contents that share one, the last to go sees that it is
+  // the last.
   await requireArtifacts(tx, keys);
   await dropContentCandidates(tx, candidates);
   const { layers } = await deleteContents(tx, ids);
@@ -86,7 +90,10 @@ async function queueObjects(tx: Tx, keys: readonly ArtifactKey[]): Promise<void>
   await deleteArtifacts(tx, keys);
 }
 
-/** A record that foreign keys promise and that is not there stops the run: nothing below it is garbage. */
+/**
+ * A record that foreign keys promise and that is not there stops the run: nothing below it is
+ * garbage.
+ */
 async function requireLayers(tx: Tx, uuids: readonly LayerUuid[]): Promise<void> {
   const found = new Set(await lockLayers(tx, uuids));
   const missing = uuids.find((uuid) => !found.has(uuid));

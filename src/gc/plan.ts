@@ -1,6 +1,7 @@
 /**
- * What a collection would do, from facts alone: no I/O, so it can be tested, shown and counted beforehand.
- * Its work is proportional to garbage. Execution decides again, under locks: a plan is never an order.
+ * What a collection would do, from facts alone: no I/O, so it can be tested, shown and counted
+ * beforehand. Its work is proportional to garbage. Execution decides again, under locks: a plan is
+ * never an order.
  */
 import type { ContentFacts, LayerFacts } from '../catalog/plan.queries.ts';
 import type { ArtifactKey, ContentId, LayerUuid } from '../units.ts';

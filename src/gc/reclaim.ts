@@ -1,8 +1,10 @@
 /**
  * Deletes the bytes of queued objects.
  *
- * R1 A delete asks, right before it, whether its claim is still the newest: the claim's number is its fence.
- * R2 Keys are never reused, so even a delete that slept past its fence hits nothing but its own object.
+ * R1 A delete asks, right before it, whether its claim is still the newest: the claim's number is
+ *    its fence.
+ * R2 Keys are never reused, so even a delete that slept past its fence hits nothing but its own
+ *    object.
  * R3 An object that is not there counts as deleted. A store that cannot say so ends the run.
  */
 import { randomUUID } from 'node:crypto';
@@ -37,7 +39,10 @@ interface Outcome {
   readonly gone: boolean;
 }
 
-/** One batch. Throws `Failure<CatalogError | ArtifactError>`; what it had not deleted is free for others again. */
+/**
+ * One batch. Throws `Failure<CatalogError | ArtifactError>`; what it had not deleted is free for
+ * others again.
+ */
 export async function reclaimBatch(
   deps: { database: Database; store: ArtifactStore },
   config: ReclaimConfig,

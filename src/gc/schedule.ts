@@ -1,4 +1,7 @@
-/** Runs the collector from time to time. One run at a time; one asked for while another goes joins it. */
+/**
+ * Runs the collector from time to time. One run at a time; one asked for while another goes joins
+ * it.
+ */
 import type { Clock } from '../clock.ts';
 import type { Result } from '../result.ts';
 import type { Collector, GcError, GcReport } from './collector.ts';
@@ -20,7 +23,10 @@ export class GcSchedule implements AsyncDisposable {
     this.#deps = deps;
   }
 
-  /** `intervalMs` 0: only on demand. The first run is one interval from now, shortened by up to half. */
+  /**
+   * `intervalMs` 0: only on demand. The first run is one interval from now, shortened by up to
+   * half.
+   */
   start(intervalMs: number, random: () => number = Math.random): void {
     if (intervalMs > 0) this.#loop = this.#run(intervalMs, intervalMs * (1 - random() / 2));
   }

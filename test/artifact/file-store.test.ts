@@ -53,7 +53,7 @@ async function listed(store: FileArtifactStore): Promise<ListedObject[]> {
 }
 
 for (const hardLinks of ['auto', 'never'] as const) {
-  test(`a stored object is read-only, whole and where its key puts it (hard links: ${hardLinks})`, async () => {
+  test(`a stored object is read-only and whole (links: ${hardLinks})`, async () => {
     const store = await open(hardLinks);
     const { artifact, sourcePath } = await source();
     value(await store.put({ artifact, sourcePath, signal }));
@@ -69,7 +69,7 @@ for (const hardLinks of ['auto', 'never'] as const) {
     expect(await readdir(join(root, '.incoming'))).toEqual([]);
   });
 
-  test(`putting other bytes under a taken key is refused and leaves the first (hard links: ${hardLinks})`, async () => {
+  test(`other bytes under a taken key are refused (links: ${hardLinks})`, async () => {
     const store = await open(hardLinks);
     const { artifact, sourcePath } = await source();
     const other = await source(artifact.sizeBytes);

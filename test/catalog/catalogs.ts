@@ -19,7 +19,9 @@ export interface TestDialect {
   readonly newUrl: () => Promise<string>;
 }
 
-/** Runs `suite` for each dialect; one that is not available is skipped, with the reason in its name. */
+/**
+ * Runs `suite` for each dialect; one that is not available is skipped, with the reason in its name.
+ */
 export function onEachDialect(what: string, suite: (dialect: TestDialect) => void): void {
   describe(`${what} on SQLite`, () => {
     const folders: string[] = [];
@@ -97,7 +99,9 @@ export interface Shape {
   readonly node?: typeof NODE;
 }
 
-/** Records the uploads of, and describes, a snapshot with one memory head. Its bytes are nowhere. */
+/**
+ * Records the uploads of, and describes, a snapshot with one memory head. Its bytes are nowhere.
+ */
 export async function prepare(catalog: OpenCatalog, shape: Shape = {}): Promise<PublishRequest> {
   const count = shape.layers ?? 1;
   const node = shape.node ?? NODE;

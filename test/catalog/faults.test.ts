@@ -46,7 +46,7 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
 
   const dialect = { name: 'postgres', newUrl: () => server.newDatabase() } as const;
 
-  test('a server that stops in mid-publish: nothing is half there, and the same publish succeeds later', async () => {
+  test('a server that stops in mid-publish leaves nothing half there', async () => {
     if (!server.canRestart) return;
     const catalog = await openTest(dialect, { connectTimeoutMs: 500 });
     value(await catalog.registerNode({ nodeId: NODE }));
@@ -150,7 +150,7 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
     await catalog.close();
   });
 
-  test('a statement that takes too long fails as catalog-timeout, and the next one works', async () => {
+  test('a statement that takes too long fails as catalog-timeout', async () => {
     const catalog = await openTest(dialect, { statementTimeoutMs: 200 });
     const slow = catalog.database.read('test', (tx) => sql`SELECT pg_sleep(30)`.execute(tx.db));
     await expect(slow).rejects.toMatchObject({ detail: { kind: 'catalog-timeout' } });
@@ -202,7 +202,7 @@ describe('SQLite faults', () => {
     };
   }
 
-  test('a lock held for four seconds by another process delays writes, and nothing else', async () => {
+  test('a lock that another process holds for 4 s delays writes only', async () => {
     const url = await dialect.newUrl();
     const catalog = value(await openCatalog({ url }));
     value(await catalog.registerNode({ nodeId: NODE }));
@@ -235,7 +235,7 @@ describe('SQLite faults', () => {
     await catalog.close();
   });
 
-  test('a file that is no database, and a folder that cannot be made, are clear errors', async () => {
+  test('a file that is no database is a clear error', async () => {
     const url = await dialect.newUrl();
     const path = url.slice('sqlite:'.length);
     await writeFile(path, 'these are not the bytes of a database at all'.repeat(200));

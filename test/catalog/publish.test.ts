@@ -23,7 +23,7 @@ onEachDialect('publish', (dialect) => {
     return () => catalog.close();
   });
 
-  test('a published snapshot resolves by id and by alias, with heads, objects and chain', async () => {
+  test('a published snapshot resolves by id and by alias', async () => {
     const base = await publishOne(catalog, { layers: 2 });
     const request = await publishOne(catalog, { layers: 2, on: headOf(base), alias: 'base-image' });
     for (const name of [request.snapshotId, 'base-image']) {
@@ -61,7 +61,7 @@ onEachDialect('publish', (dialect) => {
     value(await catalog.publish(other));
   });
 
-  test('the same layer with another predecessor, size or digest is refused, and the same accepted', async () => {
+  test('a known layer with another predecessor, size or digest is refused', async () => {
     const base = await publishOne(catalog);
     const request = await prepare(catalog, { layers: 2, on: headOf(base) });
     const [low, top] = request.layers;
@@ -87,7 +87,7 @@ onEachDialect('publish', (dialect) => {
     value(await catalog.publish({ ...next, layers: [low, top, own] }));
   });
 
-  test('a layer whose predecessor or head is not in the catalog is refused, and nothing is written', async () => {
+  test('a layer whose predecessor is not in the catalog is refused, unwritten', async () => {
     const request = await prepare(catalog, { on: uuid() });
     expect(errorKind(await catalog.publish(request))).toBe('layer-missing');
     const headless = await prepare(catalog, { layers: 0 });

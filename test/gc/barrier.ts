@@ -1,4 +1,7 @@
-/** Two points in a test where one task waits for another: what makes a race happen the same way each time. */
+/**
+ * Two points in a test where one task waits for another: what makes a race happen the same way each
+ * time.
+ */
 export interface Barrier {
   /** Resolves when the task inside has arrived. */
   readonly arrived: Promise<void>;

@@ -1,4 +1,7 @@
-/** An artifact store without a filesystem: what is above the interface must not notice. Quick, for long runs. */
+/**
+ * An artifact store without a filesystem: what is above the interface must not notice. Quick, for
+ * long runs.
+ */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type {
@@ -56,7 +59,7 @@ export class MemoryArtifactStore implements ArtifactStore {
     return read.ok ? ok(undefined) : read;
   }
 
-  // eslint-disable-next-line @typescript-eslint/require-await -- the interface's stores list over a network
+  // eslint-disable-next-line @typescript-eslint/require-await -- other stores list over a network
   async *list(): AsyncIterable<ListedObject> {
     for (const [key, content] of this.objects) {
       yield { key, name: key, sizeBytes: bytes(content.length), modifiedAtMs: 0 };

@@ -1,8 +1,9 @@
 /**
- * Random histories against a plain model: publishes on shared and unshared chains, retires, holds, releases,
- * volume switches, uploads given up, and two collectors that are stopped at random transactions, several at once
- * and through two connections. After each step everything claimed must be there; in the end nothing else.
- * MODEL_SECONDS (per dialect, default 8) and SEED replay or lengthen it.
+ * Random histories against a plain model: publishes on shared and unshared chains, retires, holds,
+ * releases, volume switches, uploads given up, and two collectors that are stopped at random
+ * transactions, several at once and through two connections. After each step everything claimed
+ * must be there; in the end nothing else. MODEL_SECONDS (per dialect, default 8) and SEED replay or
+ * lengthen it.
  */
 import { expect, test } from 'vitest';
 import type { PublishRequest } from '../../src/catalog/catalog.ts';
@@ -31,7 +32,9 @@ class Model {
   readonly visible = new Map<SnapshotId, ContentId>();
   readonly holds = new Map<HoldId, ContentId>();
   readonly volumes = new Map<string, { version: number; contentId: ContentId }>();
-  /** Claims that a call under way is ending, or taking: either outcome is right until it is back. */
+  /**
+   * Claims that a call under way is ending, or taking: either outcome is right until it is back.
+   */
   readonly ending = new Map<ContentId, number>();
   readonly heads = new Map<ContentId, LayerUuid>();
   readonly depths = new Map<LayerUuid, number>();
@@ -67,7 +70,10 @@ class Run {
     return this.#pick(this.#catalogs) ?? this.#world.catalog;
   }
 
-  /** The operations of one step go at once. A claim that one of them ends is not relied on by the others. */
+  /**
+   * The operations of one step go at once. A claim that one of them ends is not relied on by the
+   * others.
+   */
   step(): Promise<void>[] {
     const busy = new Set<ContentId>();
     return Array.from({ length: 1 + Math.floor(this.#random() * 4) }, () => this.#operation(busy));
@@ -191,7 +197,9 @@ class Run {
     if (!done.ok) expect(done.error.kind).toBe('cancelled');
   }
 
-  /** Between steps: every claimed content resolves, its whole chain is there and so are all objects. */
+  /**
+   * Between steps: every claimed content resolves, its whole chain is there and so are all objects.
+   */
   async check(bytes: boolean): Promise<void> {
     if (this.#abandon) {
       this.#abandon = false;
@@ -247,7 +255,10 @@ onEachDialect('random histories', (dialect) => {
       let steps = 0;
       do {
         const seed = first + runs;
-        const run = new Run(world, catalogs, randomOf(seed), `r${seed}`);
+        // On SQLite two connections mostly wait for each other: three of four histories do without.
+        const isOneEnough = dialect.name === 'sqlite' && seed % 4 !== 0;
+        const used = isOneEnough ? catalogs.slice(0, 1) : catalogs;
+        const run = new Run(world, used, randomOf(seed), `r${seed}`);
         try {
           const length = 4 + (seed % 9);
           for (let step = 0; step < length; step += 1) {

@@ -84,7 +84,7 @@ onEachDialect('a race', (dialect) => {
     expect(await world.readable(child.contentId)).toBe(5);
   });
 
-  test('a hold on a content that is being deleted fails cleanly, and one that came first keeps it', async () => {
+  test('a hold and the deletion of its content: the first one wins', async () => {
     await using world = await World.open(dialect);
     const other = await world.another();
     for (const first of ['delete', 'hold'] as const) {
@@ -158,7 +158,7 @@ onEachDialect('a race', (dialect) => {
     expect(value(await world.catalog.listHolds({}))).toEqual([]);
   });
 
-  test("publish against the cleanup of its dead node's uploads: one of them gets the objects", async () => {
+  test('a publish and the cleanup of its dead node: the first one wins', async () => {
     await using world = await World.open(dialect);
     const other = await world.another();
     const late = nodeId('late');
