@@ -1,11 +1,11 @@
 /** Fills an empty catalog with retained layers, quickly, as the transactions would have left it. */
-import { sql } from 'kysely';
-import type { Database, Tx } from '../src/catalog/database.ts';
+import SqliteConnection from 'better-sqlite3';
+import pg from 'pg';
 
 /** Layers of a chain; every eighth is the head of a snapshot. */
 const CHAIN_LAYERS = 32;
 const LAYERS_PER_SNAPSHOT = 8;
-const ROWS_PER_INSERT = 500;
+const ROWS_PER_INSERT = 5000;
 
 /** mulberry32. */
 export function randomOf(seed: number): () => number {
@@ -37,102 +37,114 @@ export interface Loaded {
 
 type Row = readonly (string | number | null)[];
 
-class Inserts {
-  readonly #tx: Tx;
-  readonly #rows = new Map<string, Row[]>();
-  constructor(tx: Tx) {
-    this.#tx = tx;
-  }
-  async add(table: string, row: Row): Promise<void> {
-    const rows = this.#rows.get(table) ?? [];
-    this.#rows.set(table, rows);
-    rows.push(row);
-    if (rows.length === ROWS_PER_INSERT) await this.#flush(table, rows);
-  }
-  async #flush(table: string, rows: Row[]): Promise<void> {
-    const tuples = rows.map((row) => sql`(${sql.join(row)})`);
-    await sql`INSERT INTO ${sql.table(table)} VALUES ${sql.join(tuples)}`.execute(this.#tx.db);
-    rows.length = 0;
-  }
-  /** Referred-to tables first. */
-  async end(): Promise<void> {
-    for (const [table, rows] of this.#rows) if (rows.length > 0) await this.#flush(table, rows);
-  }
+/** Where rows go. The loader keeps the catalog's rules itself, so nothing checks them again. */
+interface Sink {
+  add(table: string, row: Row): Promise<void> | void;
+  end(): Promise<void>;
 }
 
-/** With `pairs`, also every snapshot-to-layer pair: what the opponent stores. */
+function sqliteSink(path: string): Sink {
+  const db = new SqliteConnection(path);
+  db.pragma('synchronous = OFF');
+  db.pragma('foreign_keys = OFF');
+  db.pragma('cache_size = -1048576');
+  db.pragma('wal_autocheckpoint = 0');
+  db.exec('BEGIN');
+  const statements = new Map<string, SqliteConnection.Statement>();
+  return {
+    add: (table, row) => {
+      let statement = statements.get(table);
+      if (statement === undefined) {
+        const marks = row.map(() => '?').join();
+        statement = db.prepare(`INSERT INTO ${table} VALUES (${marks})`);
+        statements.set(table, statement);
+      }
+      statement.run(...row);
+    },
+    end: () => {
+      db.exec('COMMIT; ANALYZE');
+      db.pragma('wal_checkpoint(TRUNCATE)');
+      db.close();
+      return Promise.resolve();
+    },
+  };
+}
+
+async function postgresSink(url: string): Promise<Sink> {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  await client.query('SET session_replication_role = replica; SET synchronous_commit = off');
+  const pending = new Map<string, Row[]>();
+  const flush = async (table: string, rows: Row[]): Promise<void> => {
+    const columns = (rows[0] ?? []).map((_, at) => rows.map((row) => row[at]));
+    const isText = columns.map((column) => column.some((cell) => typeof cell === 'string'));
+    const arrays = isText.map((text, at) => `$${at + 1}::${text ? 'text' : 'bigint'}[]`).join();
+    await client.query(`INSERT INTO ${table} SELECT * FROM unnest(${arrays})`, columns);
+    rows.length = 0;
+  };
+  return {
+    add: async (table, row) => {
+      const rows = pending.get(table) ?? [];
+      pending.set(table, rows);
+      rows.push(row);
+      if (rows.length === ROWS_PER_INSERT) await flush(table, rows);
+    },
+    end: async () => {
+      for (const [table, rows] of pending) if (rows.length > 0) await flush(table, rows);
+      await client.query('VACUUM ANALYZE');
+      await client.query('CHECKPOINT');
+      await client.end();
+    },
+  };
+}
+
+/** Also every snapshot-to-layer pair: what the opponent stores. */
 export async function loadCatalog(
-  database: Database,
+  url: string,
   layers: number,
-  options: { node: string; seed: number; pairs: boolean },
+  options: { node: string; seed: number },
 ): Promise<Loaded> {
   const random = randomOf(options.seed);
   const heads: { layer: string; snapshot: string; depth: number }[] = [];
-  const chainsPerTransaction = 300;
-  await durable(database, false);
-  for (let made = 0; made < layers;) {
-    await database.write('load', async (tx) => {
-      await withoutChecks(tx);
-      const inserts = new Inserts(tx);
-      for (let chain = 0; chain < chainsPerTransaction && made < layers; chain += 1) {
-        made += await addChain(inserts, random, heads, options);
-      }
-      await inserts.end();
-    });
+  const isSqlite = url.startsWith('sqlite:');
+  const sink = isSqlite ? sqliteSink(url.slice('sqlite:'.length)) : await postgresSink(url);
+  for (let made = 0; made < layers; made += CHAIN_LAYERS) {
+    await addChain(sink, random, heads, options.node);
   }
-  await sql`ANALYZE`.execute(database.port.kysely);
-  await durable(database, true);
+  await sink.end();
   return { heads, layers };
 }
 
-/** SQLite only: PostgreSQL's commits are few. */
-async function durable(database: Database, isDurable: boolean): Promise<void> {
-  if (database.port.name !== 'sqlite') return;
-  const db = database.port.kysely;
-  await sql.raw(`PRAGMA wal_autocheckpoint = ${isDurable ? 1000 : 50_000}`).execute(db);
-  if (isDurable) await sql`PRAGMA wal_checkpoint(TRUNCATE)`.execute(db);
-  await sql.raw(`PRAGMA synchronous = ${isDurable ? 'FULL' : 'OFF'}`).execute(db);
-}
-
-/** The loader keeps the rules itself; SQLite checks anyway, which its single writer can afford. */
-async function withoutChecks(tx: Tx): Promise<void> {
-  if (tx.rowLocks) await sql`SET LOCAL session_replication_role = replica`.execute(tx.db);
-  else await sql`PRAGMA defer_foreign_keys = ON`.execute(tx.db);
-}
-
 async function addChain(
-  inserts: Inserts,
+  sink: Sink,
   random: () => number,
   heads: { layer: string; snapshot: string; depth: number }[],
-  options: { node: string; pairs: boolean },
-): Promise<number> {
+  node: string,
+): Promise<void> {
   const object = async (kind: string): Promise<string> => {
     const digest = digestOf(random);
     const key = `${kind}/${digest.slice(7)}/${uuidOf(random)}`;
-    await inserts.add('artifact', [key, kind, digest, 1_048_576, 1]);
+    await sink.add('artifact', [key, kind, digest, 1_048_576, 1]);
     return key;
   };
   const chain: string[] = [];
   for (let depth = 1; depth <= CHAIN_LAYERS; depth += 1) {
     const uuid = uuidOf(random);
     const below = chain.at(-1) ?? null;
-    await inserts.add('layer', [uuid, below, await object('layer'), 2 ** 30, depth, 1]);
+    await sink.add('layer', [uuid, below, await object('layer'), 2 ** 30, depth, 1]);
     chain.push(uuid);
     if (depth % LAYERS_PER_SNAPSHOT !== 0) continue;
     const content = uuidOf(random);
     const snapshot = uuidOf(random);
-    await inserts.add('content', [content, await object('manifest'), digestOf(random), 1]);
-    await inserts.add('content_head', [content, 'memory', uuid]);
-    await inserts.add('content_artifact', [content, 'vm-state', await object('vm-state')]);
+    await sink.add('content', [content, await object('manifest'), digestOf(random), 1]);
+    await sink.add('content_head', [content, 'memory', uuid]);
+    await sink.add('content_artifact', [content, 'vm-state', await object('vm-state')]);
     const vm = `vm-${Math.floor(random() * 1000)}`;
     const time = 1_700_000_000_000 + heads.length;
-    await inserts.add('snapshot', [snapshot, content, content, vm, options.node, time, null, null]);
-    if (options.pairs) {
-      for (const [position, layer] of chain.entries()) {
-        await inserts.add('naive_pair', [snapshot, position, layer]);
-      }
+    await sink.add('snapshot', [snapshot, content, content, vm, node, time, null, null]);
+    for (const [position, layer] of chain.entries()) {
+      await sink.add('naive_pair', [snapshot, position, layer]);
     }
     heads.push({ layer: uuid, snapshot, depth });
   }
-  return CHAIN_LAYERS;
 }

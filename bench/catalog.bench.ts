@@ -111,8 +111,7 @@ async function openSubject(url: string, layers: number): Promise<Subject> {
   );
   value(await catalog.registerNode({ nodeId: NODE }));
   await createNaive(catalog.database);
-  const options = { node: NODE, seed, pairs: true };
-  const loaded = await loadCatalog(catalog.database, layers, options);
+  const loaded = await loadCatalog(url, layers, { node: NODE, seed });
   const random = randomOf(seed + layers);
   return {
     catalog,

@@ -279,7 +279,8 @@ export class Audit {
     const { predecessor, virtualBytes } = object;
     if (header.uuid !== uuid || header.parentUuid !== predecessor) {
       const held = `${header.uuid} on ${String(header.parentUuid)}`;
-      const message = `object ${object.key} holds layer ${held}, not ${uuid} on ${String(predecessor)}`;
+      const record = `${uuid} on ${String(predecessor)}`;
+      const message = `object ${object.key} holds layer ${held}, not ${record}`;
       this.#add('misplaced', object.key, message);
     } else if (virtualBytes !== null && header.virtualBytes !== virtualBytes) {
       const message = `layer ${uuid} has ${header.virtualBytes} bytes, not ${virtualBytes}`;
