@@ -128,7 +128,7 @@ onEachDialect('migrating', (dialect) => {
     expect(outcomes.filter((outcome) => outcome.startsWith('error'))).toEqual([]);
     const applied = outcomes.flatMap((outcome) => JSON.parse(outcome) as string[]);
     expect(applied.sort()).toEqual(allIds);
-  });
+  }, 240_000);
 
   test('a process killed inside a migration leaves whole migrations', async () => {
     const url = await dialect.newUrl();
