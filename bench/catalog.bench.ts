@@ -71,8 +71,7 @@ export async function catalogBench(
     return;
   }
   await using server = await TestPostgres.start({ durable: true });
-  const urls = [];
-  for (const _ of size.layers) urls.push(await server.newDatabase());
+  const urls = await Promise.all(size.layers.map(() => server.newDatabase()));
   await benchDialect('postgres', urls, size, print);
 }
 
