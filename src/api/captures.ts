@@ -16,7 +16,7 @@ const list = createRoute({
   method: 'get',
   path: '/v1/captures',
   tags,
-  summary: 'Captures of all VMs, finished ones for `capture.jobs_retention`.',
+  summary: 'Captures of all VMs, newest first; at most 1000.',
   middleware: needs('read'),
   responses: {
     200: jsonAnswer(z.object({ captures: z.array(captureSchema).readonly() }), 'The captures.'),

@@ -13,6 +13,7 @@ const one = (why: string) => z.literal(1).prefault(1).describe(why);
 
 const captures = 'Captures, of all VMs, that may be in this stage at once.';
 const single = 'Fixed: one request is one item.';
+const batch = 'Fixed: one batch of `coalesce` is one item.';
 
 const pause = z
   .strictObject({
@@ -68,10 +69,7 @@ const compact = z
     concurrency: count(WORKERS_MAX)
       .prefault(2)
       .describe('Slabs of one capture that workers compact at once.'),
-    batch_bytes: byteSize({ min: '4KiB', max: '64MiB' })
-      .refine(wholePages, 'must be whole pages of 4 KiB')
-      .prefault('4MiB')
-      .describe('Most bytes that one worker call compares or compresses.'),
+    batch_items: one(batch),
     queue_max: count(1024)
       .prefault(4)
       .describe('Compacted slabs that may wait for the layer file.'),
@@ -81,9 +79,7 @@ const compact = z
 const commit = z
   .strictObject({
     concurrency: count(1024).prefault(8).describe(`${captures} Appends of one are in order.`),
-    batch_bytes: byteSize({ min: '4KiB', max: '64MiB' })
-      .prefault('4MiB')
-      .describe('Bytes handed to the layer file at once.'),
+    batch_items: one(batch),
     queue_max: count(1024).prefault(4).describe('Batches that may wait to be appended.'),
   })
   .describe('Writing and sealing the layer.');
@@ -105,25 +101,17 @@ const resume = z
     concurrency: count(1024).prefault(64).describe(captures),
     batch_items: one(single),
     queue_max: count(4096).prefault(1024).describe('VMs that may wait to be resumed.'),
-    retry_for: duration({ max: '10m' })
-      .prefault('10s')
-      .describe('How long a resume that the VMM refuses or does not answer is retried.'),
   })
   .describe('Letting the VM run again.');
 
 const precopy = z
   .strictObject({
     rounds: z
-      .int()
-      .min(0)
-      .max(16)
+      .literal(0)
       .prefault(0)
-      .describe('Rounds of copying while the VM still runs; 0 is off.'),
-    bytes_max: byteSize()
-      .prefault('8GiB')
-      .describe('Guest memory that all rounds of one capture may copy.'),
+      .describe('Rounds of copying while the VM still runs. Not built yet: only 0.'),
   })
-  .describe('Copying before the pause, for sources that can be read while the VM runs.');
+  .describe('Copying before the pause.');
 
 function workerCount() {
   const schema = z

@@ -78,12 +78,6 @@ const paths = z
       .min(1)
       .prefault(['/run/firecracker', '/run/varve/vms', '/srv/jailer'])
       .describe('API sockets of VMs must lie under one of these folders, symbolic links resolved.'),
-    file_roots: z
-      .array(absolutePath())
-      .prefault([])
-      .describe(
-        'Other files that API clients name must lie under one of these; `state` always is.',
-      ),
   })
   .transform((value) => ({
     ...value,
@@ -141,17 +135,11 @@ const capture = z
       .max(1024)
       .prefault(16)
       .describe('Captures of all VMs that may be unfinished at once; more are refused as busy.'),
-    jobs_retention: duration({ min: '1m' })
-      .prefault('7d')
-      .describe('How long finished captures can still be shown, and idempotency keys be repeated.'),
   })
   .describe('The run of one capture. Requests can override `resume_after` and `pause_deadline`.');
 
 const vmm = z
   .strictObject({
-    connect_timeout: duration({ min: '10ms', max: '1m' })
-      .prefault('1s')
-      .describe('How long connecting to the API socket of a VM may take.'),
     request_timeout: duration({ min: '100ms', max: '10m' })
       .prefault('5s')
       .describe('How long a VMM may take to answer; not for snapshot creation and load.'),
@@ -243,9 +231,6 @@ const gc = z
     retention: duration({ min: '1m' })
       .prefault('7d')
       .describe('How long closed holds and retired snapshots are kept as records.'),
-    upload_grace: duration({ min: '1m' })
-      .prefault('1h')
-      .describe('Age from which an unfinished upload of this node counts as abandoned.'),
   })
   .describe('Garbage collection.');
 
