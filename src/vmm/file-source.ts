@@ -16,7 +16,7 @@ import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
 import { requireFineExtents } from './extents.ts';
-import { GuestView, ownPages, residentPages } from './guest-view.ts';
+import { GuestView, ownPages, residentPages, withZeroContent } from './guest-view.ts';
 import { identityError, type ProcessIdentity } from './identity.ts';
 import { requirePaused, type SourceDeps } from './process-source.ts';
 import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
@@ -35,6 +35,7 @@ export class FileSource implements DirtySource {
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
   readonly #tracked: boolean;
+  readonly #removesPages: boolean;
   /** The likely layout turned out to be wrong. */
   #misled = false;
 
@@ -44,6 +45,7 @@ export class FileSource implements DirtySource {
     this.#identity = deps.identity;
     this.#view = new GuestView(deps.identity);
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
+    this.#removesPages = deps.facts.capabilities.removesPages;
     this.clearsOnRead = kind === 'dirty';
     this.cumulative = kind !== 'dirty';
     // The VMM's own mincore does not see swapped pages; the page tables do.
@@ -80,11 +82,25 @@ export class FileSource implements DirtySource {
       });
       const mapped = await this.#prove(placed, memFilePath, extents);
       if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
-      const view = mapped ? orFail(await this.#view.look(layout, signal)) : null;
+      const view = mapped ? await this.#look(layout, extents, request) : null;
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
       return ok({ ...set, vmStatePath: statePath });
     });
+  }
+
+  /** The page tables, where they can tell more than the memory file. */
+  async #look(
+    layout: MemoryLayout,
+    extents: PageBitmap,
+    request: FetchRequest,
+  ): Promise<PageView | null> {
+    const { parent, signal } = request;
+    if (this.#needsPageTables()) return orFail(await this.#view.look(layout, signal));
+    if (parent === 'none' || !this.#removesPages) return null;
+    const view = orFail(await this.#view.look(layout, signal));
+    const { pid } = this.#identity;
+    return orFail(await withZeroContent(view, pid, extents, parent, signal));
   }
 
   /** Compares a layout that is only likely with the memory file. */

@@ -1,5 +1,6 @@
 /** Finds the guest's memory in the VMM's address space, and looks at its page tables. */
-import type { MemoryLayout } from '../memory.ts';
+import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import { bitmapAnd, bitmapAndNot } from '../native/guest.ts';
 import { err, ok, type Result } from '../result.ts';
 import {
   backingOf,
@@ -13,7 +14,9 @@ import type { ProcessIdentity } from './identity.ts';
 import { requireSameLayout } from './layout.ts';
 import { pagesBacked, scanPages } from './residency.ts';
 import type { PageView } from './select.ts';
-import { isEmptyBitmap } from './bitmap.ts';
+import type { ParentPages } from './source.ts';
+import { kernelShowsZeroPages, zeroInMemory } from './zero-content.ts';
+import { isEmptyBitmap, union } from './bitmap.ts';
 
 interface AddressRange {
   readonly start: bigint;
@@ -82,6 +85,28 @@ export class GuestView {
       zeroMapped: zeroMapped.value,
     });
   }
+}
+
+/**
+ * Adds to the view what removals left no trace of: pages that nobody wrote, that the parent has
+ * data of, and that are zero now. Only where the kernel does not show them; reads every such page.
+ * @param dirty written pages, which are read anyway
+ */
+export async function withZeroContent(
+  view: PageView,
+  pid: number,
+  dirty: PageBitmap,
+  parent: ParentPages | 'unknown',
+  signal: AbortSignal,
+): Promise<Result<PageView, VmmError>> {
+  if (kernelShowsZeroPages()) return ok(view);
+  const clean = pagesBacked(view.layout, view.spans, ['anonymous', 'faulted']);
+  bitmapAnd(clean.bits, view.resident.bits);
+  bitmapAndNot(clean.bits, dirty.bits);
+  if (parent !== 'unknown') bitmapAnd(clean.bits, parent.data.bits);
+  const zero = await zeroInMemory(pid, view.layout, clean, signal);
+  if (!zero.ok) return zero;
+  return ok({ ...view, zeroMapped: union(view.zeroMapped, zero.value) });
 }
 
 /**

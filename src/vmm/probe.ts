@@ -21,6 +21,8 @@ export interface VmmCapabilities {
   readonly dirtyBitmap: boolean;
   /** `PUT /vm/dirty-epoch`: begin, commit, abort (docs/vmm-epochs.md). */
   readonly dirtyEpochs: boolean;
+  /** Pages may be taken from the guest (a balloon), or the VMM does not say that they are not. */
+  readonly removesPages: boolean;
   /** `snapshot/create` without a memory file saves the VM state alone. From the dialect. */
   readonly stateOnlySnapshot: boolean;
   /** Reading the dirty set resets it. From the dialect. */
@@ -64,6 +66,8 @@ export async function probeVmm(
     if (!offered.ok) return offered;
     asked[path] = offered.value;
   }
+  const removes = await removesPages(client, signal);
+  if (!removes.ok) return removes;
   const dirtyRanges = asked['/vm/dirty-memory-ranges'] === true;
   const mappings = asked['/memory/mappings'] === true;
   const dirtyBitmap = asked['/memory/dirty'] === true;
@@ -80,6 +84,8 @@ export async function probeVmm(
       memoryMappings: mappings,
       dirtyBitmap,
       dirtyEpochs: asked['/vm/dirty-epoch'] === true,
+      // Before boot, a balloon may still be added.
+      removesPages: removes.value || info.value.state === 'Not started',
       ...dialectTable[dialect],
     },
   });
@@ -111,6 +117,25 @@ async function firstAnswer(client: VmmClient, signal: AbortSignal): ReturnType<V
 function notVmm(socketPath: string, why: string): VmmError {
   const message = `${socketPath} is not the API socket of a Firecracker VMM: ${why}`;
   return vmmError('vmm-not-a-vmm', message, { socketPath });
+}
+
+/**
+ * Firecracker knows `/balloon` and refuses it where there is no such device. A VMM that does not
+ * know the path may have other ways to take pages away.
+ */
+async function removesPages(
+  client: VmmClient,
+  signal: AbortSignal,
+): Promise<Result<boolean, VmmError>> {
+  const path = '/balloon';
+  const { queryMs } = client.timeoutsMs;
+  const answer = await client.ask(
+    { method: 'GET', path, timeoutMs: queryMs, answerBytesMax: 65_536 },
+    signal,
+  );
+  if (!answer.ok) return answer;
+  const { status, body } = answer.value;
+  return ok(status !== 400 || /invalid request method/i.test(faultText(body)));
 }
 
 /** Whether the VMM knows the path. Of a long answer only the start is read. */

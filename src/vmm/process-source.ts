@@ -11,7 +11,7 @@ import type { VmmClient } from './client.ts';
 import { decodeDirtyRanges, type DirtyRanges } from './dirty-ranges.ts';
 import type { VmmEpochs } from './epochs.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
-import { GuestView, ownPages, residentPages } from './guest-view.ts';
+import { GuestView, ownPages, residentPages, withZeroContent } from './guest-view.ts';
 import { identityError, type ProcessIdentity } from './identity.ts';
 import { buildLayout } from './layout.ts';
 import { decodeMappings, decodePageBits, type Mappings } from './page-bits.ts';
@@ -110,10 +110,16 @@ export class ProcessSource implements DirtySource {
   async #askVmm(parent: FetchRequest['parent'], signal: AbortSignal): Promise<PlacedSelection> {
     const { layout, mapped, dirty } = await this.#told(signal);
     // Without a parent, what was removed needs no zeroes, and was it dirty it is read as such.
-    if (parent === 'none' || !mapped) return { layout, selected: dirty, zero: null };
+    const nothingGone = parent === 'none' || !this.#facts.capabilities.removesPages;
+    if (nothingGone || !mapped) return { layout, selected: dirty, zero: null };
     const view = orFail(await this.#view.look(layout, signal));
-    const removed = this.epochs === null ? null : await this.#removed(layout, signal);
-    return { layout, ...completeSelection(dirty, view, parent, removed) };
+    if (this.epochs !== null) {
+      const removed = await this.#removed(layout, signal);
+      return { layout, ...completeSelection(dirty, view, parent, removed) };
+    }
+    const { pid } = this.#identity;
+    const seen = orFail(await withZeroContent(view, pid, dirty, parent, signal));
+    return { layout, ...completeSelection(dirty, seen, parent) };
   }
 
   /** VMMs with epochs also say what was removed and not written since. */

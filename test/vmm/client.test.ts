@@ -26,6 +26,7 @@ test.each([
       capabilities: {
         stateOnlySnapshot: dialect !== 'firecracker',
         clearsOnRead: dialect === 'firecracker',
+        removesPages: true,
       },
     },
   });
@@ -105,4 +106,11 @@ test('loading with tracking falls back to the older name of the field', async ()
   expect(loaded.ok).toBe(true);
   expect(server.bodies[0]).toContain('"track_dirty_pages":true');
   expect(server.bodies[1]).toContain('"enable_diff_snapshots":true');
+});
+
+test('a VMM that knows balloons and has none removes no pages', async () => {
+  const none = '{"fault_message":"Device not found."}';
+  await using server = await startRawServer(answerPaths({ ...pausedVm, '/balloon': [400, none] }));
+  const probed = await probeVmm(new VmmClient({ socketPath: server.socketPath }), never);
+  expect(probed).toMatchObject({ ok: true, value: { capabilities: { removesPages: false } } });
 });
