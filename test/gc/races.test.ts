@@ -11,6 +11,7 @@ import { selectUploads, takeUploads } from '../../src/catalog/upload.queries.ts'
 import { Audit } from '../../src/gc/audit.ts';
 import { condemnContents, condemnLayers } from '../../src/gc/condemn.ts';
 import { reclaimBatch } from '../../src/gc/reclaim.ts';
+import type { Result } from '../../src/result.ts';
 import { holdId, nodeId } from '../../src/units.ts';
 import type { LayerUuid } from '../../src/units.ts';
 import { NODE, errorKind, headOf, onEachDialect, value } from '../catalog/catalogs.ts';
@@ -103,7 +104,7 @@ onEachDialect('a race', (dialect) => {
         await gate.pass();
       });
       await gate.arrived;
-      const second =
+      const second: Promise<Result<unknown, { readonly kind: string }>> =
         first === 'delete' ? world.catalog.hold(request) : world.collector().run({}, signal);
       expect(await isWaiting(second)).toBe(true);
       gate.open();
