@@ -15,6 +15,8 @@ export default tseslint.config(
       ],
       '@typescript-eslint/no-confusing-void-expression': ['error', { ignoreArrowShorthand: true }],
       '@typescript-eslint/switch-exhaustiveness-check': 'error',
+      // `void item` says that a stream is drained, or a place held, for its effect alone.
+      '@typescript-eslint/no-meaningless-void-operator': 'off',
       'no-restricted-syntax': [
         'error',
         { selector: 'ExportDefaultDeclaration', message: 'Name what you export.' },

@@ -177,11 +177,11 @@ async function health(size: Sizes, print: Print): Promise<void> {
   await using vm = await dirtied(daemon, size.healthMib + 8, { count, spread: false });
   const { vmId } = await daemon.attach(vm);
   const latencies: number[] = [];
-  let running = true;
+  const state = { running: true };
   const captured = daemon
     .capture(vmId, { dedup: 'off', pauseDeadlineMs: 600_000 })
-    .finally(() => (running = false));
-  while (running) {
+    .finally(() => (state.running = false));
+  while (state.running) {
     const start = process.hrtime.bigint();
     await daemon.health();
     latencies.push(Number(process.hrtime.bigint() - start) / 1e6);

@@ -280,7 +280,7 @@ function publishStage(c: Composition, plan: () => PublishPlan): ReturnType<typeo
       publishOnce: async (layer, signal) => {
         using place = await c.engine.enter('publish', signal);
         void place;
-        return c.publishOnce(plan(), layer.sealed, signal);
+        return await c.publishOnce(plan(), layer.sealed, signal);
       },
       failedOnce: c.publishFailed,
     },

@@ -17,7 +17,7 @@ const codes: Readonly<Record<string, string>> = {
 /** What a caller is told of anything that was thrown: a stable kind and one sentence. */
 export function failureOf(error: unknown): FailureDetail {
   if (error instanceof Failure) {
-    const { kind, message } = error.detail;
+    const { kind, message } = error.detail as FailureDetail;
     return { kind, message };
   }
   const code = systemCode(error);

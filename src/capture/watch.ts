@@ -25,7 +25,7 @@ export async function* watchRun(
   }
   const pending: CaptureEvent[] = [{ type: 'status', capture: first }];
   let wake: () => void = () => undefined;
-  let ended = false;
+  const state = { ended: false };
   const stop = run.progress.listen((event) => {
     if (pending.length >= pendingMax) pending.shift();
     pending.push(event);
@@ -34,14 +34,14 @@ export async function* watchRun(
   const onAbort = (): void => wake();
   signal.addEventListener('abort', onAbort);
   void run.ended.then(() => {
-    ended = true;
+    state.ended = true;
     wake();
   });
   try {
     for (;;) {
       const event = pending.shift();
       if (event !== undefined) yield event;
-      else if (ended) break;
+      else if (state.ended) break;
       else await new Promise<void>((resolve) => (wake = resolve));
       signal.throwIfAborted();
     }

@@ -118,7 +118,9 @@ export async function openSqlite(
 function connect(path: string): SqliteConnection.Database {
   const db = new SqliteConnection(path, { timeout: 0 });
   try {
-    db.pragma('busy_timeout = 0');
+    // Only while it is opened, before anything else runs here: many processes may start at once, and
+    // changing to WAL takes an exclusive lock.
+    db.pragma('busy_timeout = 30000');
     db.pragma('foreign_keys = ON');
     db.pragma('synchronous = FULL');
     db.pragma(`cache_size = -${CACHE_KIB}`);
@@ -126,6 +128,7 @@ function connect(path: string): SqliteConnection.Database {
     if (path !== ':memory:') ensureWal(db);
     assert(db.pragma('foreign_keys', { simple: true }) === 1, 'foreign keys are enforced');
     assert(db.pragma('synchronous', { simple: true }) === 2, 'commits are durable');
+    db.pragma('busy_timeout = 0');
     return db;
   } catch (error) {
     db.close();

@@ -18,7 +18,7 @@
  * F4: what was ended never begins: an abort that comes first wins.
  */
 import type { Clock } from '../clock.ts';
-import { Failure, assert } from '../result.ts';
+import { Failure, assert, type FailureDetail } from '../result.ts';
 import { stopwatch, type Span } from './meter.ts';
 
 export interface FreezeActions {
@@ -149,5 +149,5 @@ export class Freeze {
 
 /** Whether `error` is an expected failure of one of these kinds. */
 export function failedWith(error: unknown, ...kinds: readonly string[]): boolean {
-  return error instanceof Failure && kinds.includes(error.detail.kind);
+  return error instanceof Failure && kinds.includes((error.detail as FailureDetail).kind);
 }

@@ -112,7 +112,7 @@ export class SlabHolder {
   /** Resolves when an `acquire` had to wait for the first time, or the holder was closed. */
   readonly ranShort: Promise<void>;
   #resolveRanShort: () => void = () => undefined;
-  #closedBy: unknown;
+  #closedBy: Error | undefined;
 
   constructor(arena: SlabArena) {
     this.#arena = arena;

@@ -168,7 +168,7 @@ export function valueOf<T>(result: { ok: true; value: T } | { ok: false; error: 
 /** Hashes of every page of a VM. */
 export async function allHashes(vm: MiniVm): Promise<BigUint64Array> {
   const info = await vm.info();
-  const pages = info.regions.reduce((sum, region) => sum + Number(region.bytes), 0) / 4096;
+  const pages = info.regions.reduce((sum, region) => sum + region.bytes, 0) / 4096;
   return vm.hashes(0, pages);
 }
 

@@ -69,7 +69,9 @@ export function value<T>(result: Result<T, { kind: string; message: string }>): 
 }
 
 /** The error's kind, or a failed test. */
-export function errorKind<E extends { kind: string }>(result: Result<unknown, E>): E['kind'] {
+export function errorKind<E extends { readonly kind: string }>(
+  result: Result<unknown, E>,
+): E['kind'] {
   if (!result.ok) return result.error.kind;
   throw new Error(`expected an error, got ${JSON.stringify(result.value)}`);
 }

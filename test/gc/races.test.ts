@@ -104,7 +104,7 @@ onEachDialect('a race', (dialect) => {
         await gate.pass();
       });
       await gate.arrived;
-      const second: Promise<Result<unknown, { readonly kind: string }>> =
+      const second: Promise<Result<unknown, { kind: string; message: string }>> =
         first === 'delete' ? world.catalog.hold(request) : world.collector().run({}, signal);
       expect(await isWaiting(second)).toBe(true);
       gate.open();

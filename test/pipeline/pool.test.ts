@@ -19,7 +19,8 @@ function makePool(threads: number): { pool: WorkerPool; words: Int32Array; depth
 
 test('W1: a capture with three tasks is done long before one with two hundred', async () => {
   const { pool, depths } = makePool(1);
-  await using _pool = pool;
+  await using open = pool;
+  void open;
   const huge = pool.client();
   const small = pool.client();
   const hugeRuns = Array.from({ length: 200 }, () => huge.run(order, { name: 'huge' }));
@@ -33,7 +34,8 @@ test('W1: a capture with three tasks is done long before one with two hundred', 
 
 test('W3: closing refuses queued tasks at once, and settled waits for the running one', async () => {
   const { pool, words } = makePool(1);
-  await using _pool = pool;
+  await using open = pool;
+  void open;
   const client = pool.client();
   const running = client.run(untilCancelled, { startedSlot: 2, cancelSlot: 3 });
   const started = Atomics.waitAsync(words, 2, 0);
@@ -55,7 +57,8 @@ test('W3: closing refuses queued tasks at once, and settled waits for the runnin
 
 test('an operation that throws rejects its own call, and the pool goes on', async () => {
   const { pool } = makePool(1);
-  await using _pool = pool;
+  await using open = pool;
+  void open;
   const client = pool.client();
   await expect(client.run(broken, null)).rejects.toThrow('a bug in an operation');
   expect((await client.run(order, { name: 'next' })).name).toBe('next');
