@@ -39,6 +39,8 @@ export interface CompactionReport {
   readonly depthBefore: number;
   readonly depthAfter: number;
   readonly layersMerged: number;
+  /** Sizes of the files that were merged. */
+  readonly readBytes: Bytes;
   /** Guest bytes written again. */
   readonly rewrittenBytes: Bytes;
   readonly tookMs: number;
@@ -169,7 +171,8 @@ export class Compactor implements AsyncDisposable {
       vmId,
       depthBefore: chain.depth,
       depthAfter: after.depth,
-      layersMerged: merged,
+      layersMerged: merged.length,
+      readBytes: bytes(merged.reduce((sum, layer) => sum + layer.sizeBytes, 0)),
       rewrittenBytes: bytes(made.reduce((sum, { layer }) => sum + (layer.dataBytes ?? 0), 0)),
       tookMs: Number(clock.monotonicNs() - began) / 1e6,
     });
@@ -180,13 +183,13 @@ export class Compactor implements AsyncDisposable {
     id: string,
     chain: ChainRef,
     first: number,
-  ): Promise<Result<{ made: Made[]; after: ChainRef; merged: number }, FailureDetail>> {
+  ): Promise<Result<{ made: Made[]; after: ChainRef; merged: LocalLayer[] }, FailureDetail>> {
     const { db } = this.#options;
     const below: LayerRef[] = chain.layers.slice(0, first);
     const made: Made[] = [];
     let run = chain.layers.slice(first);
     let covers = chain.head;
-    let merged = 0;
+    const merged: LocalLayer[] = [];
     for (;;) {
       if (run.length > 0) {
         if (made.length > 1) this.#closeGate(vmId);
@@ -195,7 +198,7 @@ export class Compactor implements AsyncDisposable {
         made.push(output.value);
         below.push(output.value.layer);
         covers = run.at(-1)?.uuid ?? covers;
-        merged += run.length;
+        merged.push(...run);
       }
       const swapped = db.swapChain(id, { covers, layers: made });
       if (swapped.ok) return ok({ made, after: swapped.value, merged });
