@@ -216,7 +216,8 @@ export class CaptureRun {
     );
     this.#unsealedPath = undefined;
     this.progress.committed(result);
-    this.#deps.compactor.check(this.vm.vmId);
+    // Compaction works outside the pause; where this capture still has one, `done` starts it.
+    if (this.#freeze.state !== 'paused') this.#deps.compactor.check(this.vm.vmId);
   }
 
   #resumeAt(step: ResumeAfter): Promise<void> {
@@ -297,6 +298,7 @@ export class CaptureRun {
         done: () => {
           thawed.abort(new Error('resumed'));
           supervisor.resumed(vm);
+          if (this.#committed) this.#deps.compactor.check(vm.vmId);
           const cleared = nodeDb.clearPaused(vm.vmId, captureId);
           if (!cleared.ok)
             observer.warn('a resume could not be recorded', { error: cleared.error });
