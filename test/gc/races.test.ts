@@ -182,7 +182,7 @@ onEachDialect('a race', (dialect) => {
         await gate.pass();
       });
       await gate.arrived;
-      const second =
+      const second: Promise<Result<unknown, { kind: string; message: string }>> =
         first === 'publish' ? world.catalog.forgetNode(late) : world.catalog.publish(request);
       expect(await isWaiting(second)).toBe(true);
       gate.open();

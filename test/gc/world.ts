@@ -101,12 +101,9 @@ export class World implements AsyncDisposable {
   async prepare(shape: Shape = {}): Promise<PublishRequest> {
     const node = shape.node ?? NODE;
     const count = shape.layers ?? 1;
-    const kinds = [
-      'manifest',
-      'vm-state',
-      ...Array.from({ length: count }, () => 'layer'),
-    ] as const;
-    const [manifest, vmState, ...sealed] = await this.stored(kinds as NewUpload['kind'][], node);
+    const layerKinds = Array.from({ length: count }, (): NewUpload['kind'] => 'layer');
+    const kinds: NewUpload['kind'][] = ['manifest', 'vm-state', ...layerKinds];
+    const [manifest, vmState, ...sealed] = await this.stored(kinds, node);
     if (manifest === undefined || vmState === undefined) throw new Error('no uploads');
     let below = shape.on ?? null;
     const layers = sealed.map((artifact) => {
