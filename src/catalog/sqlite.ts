@@ -1,8 +1,8 @@
 /**
  * The SQLite dialect: one connection per process, WAL, durable commits.
  *
- * The driver waits for locks inside a native call, on the event loop's thread. So it never waits
- * here (`busy_timeout = 0`): a lock held by another process makes BEGIN IMMEDIATE fail at once, and
+ * The driver waits for locks inside a native call, on the event loop's thread. So, once the file
+ * is open, it never waits here (`busy_timeout = 0`): a lock held by another process makes BEGIN IMMEDIATE fail at once, and
  * `Database` tries again after a pause in which everything else runs.
  */
 import { mkdir, open, rm, stat } from 'node:fs/promises';
