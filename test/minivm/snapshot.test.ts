@@ -198,6 +198,8 @@ test.runIf(userfaultfd)('memory comes page by page from a userfaultfd handler', 
   const lines = createInterface({ input: handler.stdout });
   const said: string[] = [];
   lines.on('line', (line) => said.push(line));
+  // Waited for from here on: the handler may end before the VM does.
+  const closed = once(lines, 'close');
   await once(lines, 'line');
   {
     const restore = { snapshotPath, backend: 'Uffd', memoryPath: socket, resume: true } as const;
@@ -210,6 +212,6 @@ test.runIf(userfaultfd)('memory comes page by page from a userfaultfd handler', 
     const now = await copy.hashes(3, imagePages - 3);
     expect(now).toEqual(hashes.subarray(3));
   }
-  await once(lines, 'close');
+  await closed;
   expect(said).toEqual(['listening', `served ${imagePages - 1}`]);
 });
