@@ -62,7 +62,8 @@ export interface Composition {
   readonly stopping: AbortSignal;
   /** The dirty set is about to be read. */
   readonly fetching: () => void;
-  readonly recordSet: (fetched: FetchedSet) => PageSets;
+  readonly joinSet: (fetched: FetchedSet) => PageSets;
+  readonly recordSet: (fetched: FetchedSet) => void;
   /** Resolves when the VM runs again, or at once where it must not yet. */
   readonly copied: () => Promise<void>;
   /** From now until the commit point, the file at this path must go if the capture aborts. */
@@ -197,8 +198,9 @@ function dirtyBitmapStage(
       if (fetched.bytes.kind === 'file') await c.memoryFile.open(fetched.bytes.path);
       return fetched;
     },
-    record: (fetched) => {
-      const sets = c.recordSet(fetched);
+    record: c.recordSet,
+    join: (fetched) => {
+      const sets = c.joinSet(fetched);
       c.counts.selectedPages = bitmapCount(sets.selected.bits);
       return sets;
     },

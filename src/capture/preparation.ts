@@ -54,6 +54,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   await deps.compactor.admit(vm.vmId, signal);
   const check = vm.identity.check();
   if (check !== 'same') throw new Failure(identityError(vm.identity, check));
+  cleanups.use(vm.client.keepConnections());
   const pausedByOwner = await isPaused(vm, signal);
   const layout = orThrow(await vm.source.layout(signal));
   if (layout.imageBytes === 0) {

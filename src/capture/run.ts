@@ -11,7 +11,7 @@ import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { Compactor } from '../lineage/compaction.ts';
-import type { EpochIntent } from '../lineage/epochs.ts';
+import type { EpochIntent, FetchedPages } from '../lineage/epochs.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { SealedLayer } from '../layer/layer-writer.ts';
 import { Freeze, failedWith } from '../pipeline/freeze.ts';
@@ -21,6 +21,7 @@ import { Failure, type FailureDetail, type Result } from '../result.ts';
 import type { PublishFailure } from '../stages/publish.ts';
 import { stageNames, type StageName } from '../stage-names.ts';
 import type { CaptureId, SnapshotId } from '../units.ts';
+import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import type { CaptureObserver } from './observer.ts';
 import { Counts, composeStages } from './compose.ts';
@@ -55,6 +56,12 @@ export interface RunDeps {
   /** Aborted when the daemon stops: ends waits for a publish; recovery goes on with it. */
   readonly stopping: AbortSignal;
 }
+
+const pagesOf = (fetched: FetchedSet, intent: EpochIntent): FetchedPages => ({
+  selected: fetched.selected,
+  zero: fetched.zero,
+  widened: intent.widen !== null,
+});
 
 export class CaptureRun {
   readonly vm: VmHandle;
@@ -181,16 +188,12 @@ export class CaptureRun {
       committed: () => this.#resumeAt('commit'),
       publishOnce: (plan, layer, stop) => this.#deps.publishOnce(this.captureId, plan, layer, stop),
       publishFailed: (failure) => this.progress.publishFailed(failure),
-      recordSet: (fetched) => {
+      joinSet: (fetched) => {
         this.#vmStatePath = fetched.vmStatePath;
-        return orThrow(
-          nodeDb.recordSet(this.captureId, {
-            selected: fetched.selected,
-            zero: fetched.zero,
-            widened: prepared.intent.widen !== null,
-          }),
-        );
+        return orThrow(nodeDb.joinSet(this.captureId, pagesOf(fetched, prepared.intent)));
       },
+      recordSet: (fetched) =>
+        void orThrow(nodeDb.recordSet(this.captureId, pagesOf(fetched, prepared.intent))),
     });
     for await (const snapshot of snapshots) return snapshot;
     throw new Error('the pipeline ended without a snapshot');

@@ -12,6 +12,12 @@ interface Watched {
  */
 const pendingMax = 256;
 
+/**
+ * How long a stage's event may wait for more of them, milliseconds. Telling each at once would take
+ * the processor from the stages themselves, mostly while the VM is frozen.
+ */
+const stageEventWaitMs = 50;
+
 export async function* watchRun(
   run: Watched | undefined,
   view: () => CaptureView | undefined,
@@ -25,11 +31,17 @@ export async function* watchRun(
   }
   const pending: CaptureEvent[] = [{ type: 'status', capture: first }];
   let wake: () => void = () => undefined;
+  let late: NodeJS.Timeout | undefined;
+  const wakeLate = (): void => {
+    late = undefined;
+    wake();
+  };
   const state = { ended: false };
   const stop = run.progress.listen((event) => {
     if (pending.length >= pendingMax) pending.shift();
     pending.push(event);
-    wake();
+    if (event.type !== 'stage') wake();
+    else late ??= setTimeout(wakeLate, stageEventWaitMs);
   });
   const onAbort = (): void => wake();
   signal.addEventListener('abort', onAbort);
@@ -47,6 +59,7 @@ export async function* watchRun(
     }
   } finally {
     stop();
+    clearTimeout(late);
     signal.removeEventListener('abort', onAbort);
   }
   const last = view();

@@ -212,13 +212,8 @@ function checkSets(vm: VmRecord, sets: PageSets): void {
   }
 }
 
-/** Step 3 (I2). Returns what this epoch's layer must hold. */
-export function recordSet(
-  db: Database,
-  captureId: CaptureId,
-  fetched: FetchedPages,
-  nowMs: number,
-): PageSets {
+/** What `recordSet` would record. Changes nothing, and refuses what it would refuse. */
+export function joinSet(db: Database, captureId: CaptureId, fetched: FetchedPages): PageSets {
   const job = requireJob(db, captureId);
   expectStep(job, 'recordSet', ['intended', 'recorded']);
   const vm = requireVm(db, job.vmId);
@@ -230,7 +225,18 @@ export function recordSet(
       message: `capture ${captureId} must widen (${job.widenReason}); its set is not marked so`,
     });
   }
-  const joined = joinSets(fetched, readLedger(db, vm.vmId));
+  return joinSets(fetched, readLedger(db, vm.vmId));
+}
+
+/** Step 3 (I2). Returns what this epoch's layer must hold. */
+export function recordSet(
+  db: Database,
+  captureId: CaptureId,
+  fetched: FetchedPages,
+  nowMs: number,
+): PageSets {
+  const joined = joinSet(db, captureId, fetched);
+  const vm = requireVm(db, requireJob(db, captureId).vmId);
   writeLedger(db, vm.vmId, joined, vm.epoch);
   if (fetched.widened === true) clearLost(db, vm.vmId);
   if (vm.imageBytes === null) setImageBytes(db, vm.vmId, pagesToBytes(joined.selected.pageCount));

@@ -149,6 +149,11 @@ export class NodeDb {
     return this.#change((db) => epochs.clearPaused(db, vmId, captureId));
   }
 
+  /** What `recordSet` would return; writes nothing. */
+  joinSet(captureId: CaptureId, fetched: FetchedPages): Outcome<PageSets> {
+    return this.#change((db) => epochs.joinSet(db, captureId, fetched));
+  }
+
   recordSet(captureId: CaptureId, fetched: FetchedPages): Outcome<PageSets> {
     return this.#change((db, nowMs) => epochs.recordSet(db, captureId, fetched, nowMs));
   }

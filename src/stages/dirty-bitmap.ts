@@ -1,21 +1,28 @@
 /**
  * Asks for the dirty set of a paused VM, and makes its union with what aborted epochs left behind
- * durable before anything else may fail. In: the paused VM. Out: the pages to capture. Fails: as
- * the dirty source and the ledger.
+ * durable. In: the paused VM. Out: the pages to capture. Fails: as the dirty source and the ledger.
+ *
+ * Where the bytes stay in the process, the first pages are read while the ledger reaches the disk
+ * (ADR 0041): the stage does not end before it has, so neither does the copy; until then the VM is
+ * frozen and no layer is sealed. Where the VMM handed the bytes out, the ledger comes first.
  */
 import type { FetchedSet } from '../vmm/source.ts';
 import type { PageBitmap } from '../memory.ts';
 import type { Stage } from '../pipeline/stage.ts';
 import type { ByteSource, PausedVm, SelectedSet } from './items.ts';
 
+interface Sets {
+  readonly selected: PageBitmap;
+  readonly zero: PageBitmap | null;
+}
+
 export interface DirtyBitmapDeps {
   /** Reads the set; for a VMM that hands out the bytes with it, writes them beside. */
   readonly fetch: (signal: AbortSignal) => Promise<FetchedSet>;
+  /** What this epoch's layer must hold: the set joined with the ledger. Changes nothing. */
+  readonly join: (fetched: FetchedSet) => Sets;
   /** Step 3 of an epoch: durable when it returns. */
-  readonly record: (fetched: FetchedSet) => {
-    readonly selected: PageBitmap;
-    readonly zero: PageBitmap | null;
-  };
+  readonly record: (fetched: FetchedSet) => void;
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
   readonly countPages: (bitmap: PageBitmap) => number;
@@ -32,23 +39,39 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
         signal.throwIfAborted();
         const set = await meter.item(0, async () => {
           const fetched = await deps.fetch(signal);
-          const union = deps.record(fetched);
+          const union = deps.join(fetched);
+          if (fetched.bytes.kind === 'file') deps.record(fetched);
           return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
         });
-        meter.end();
-        const source = byteSource(set.fetched, set.selected, deps);
+        const { fetched } = set;
+        const recorded = (fetched.bytes.kind === 'file' ? Promise.resolve() : readsAreSent()).then(
+          () => {
+            if (fetched.bytes.kind === 'process') deps.record(fetched);
+            meter.end();
+          },
+        );
+        // A failure is thrown below; until then it must not count as unhandled.
+        recorded.catch(() => undefined);
+        const source = byteSource(fetched, set.selected, deps);
         if (source.kind === 'file') deps.staged();
-        yield {
-          layout: set.layout,
-          selected: set.selected,
-          zero: set.zero,
-          source,
-          vmStatePath: set.vmStatePath,
-        };
+        try {
+          yield {
+            layout: set.layout,
+            selected: set.selected,
+            zero: set.zero,
+            source,
+            vmStatePath: set.vmStatePath,
+          };
+        } finally {
+          await recorded;
+        }
       }
     },
   };
 }
+
+/** The first reads are with the workers: what was yielded before this turn has been taken up. */
+const readsAreSent = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
 
 /**
  * A memory file holds the pages of its own set only; what an aborted epoch left is read from the

@@ -19,7 +19,7 @@ import {
 } from './answers.ts';
 import { badAnswer, vmmError, type VmmError } from './errors.ts';
 import { checked, parseExact } from './exact-json.ts';
-import { sendRequest, type VmmAnswer, type VmmRequest } from './http.ts';
+import { KeptConnections, sendRequest, type VmmAnswer, type VmmRequest } from './http.ts';
 import { identityError, type ProcessIdentity } from './identity.ts';
 
 /** Milliseconds from connecting to the last byte of the answer. */
@@ -43,6 +43,8 @@ export const defaultTimeouts: VmmTimeouts = {
 
 const SMALL_ANSWER_BYTES_MAX = 1024 * 1024;
 const BULK_ANSWER_BYTES_MAX = 256 * 1024 * 1024;
+/** As many as a dirty-set source asks at once. */
+const KEPT_CONNECTIONS_MAX = 3;
 /** A dying process closes its sockets just before its pidfd says so. */
 const EXIT_GRACE_MS = 250;
 
@@ -73,6 +75,7 @@ export class VmmClient {
   readonly timeoutsMs: VmmTimeouts;
   readonly #bulkBytesMax: number;
   #identity: ProcessIdentity | null = null;
+  #kept: KeptConnections | undefined;
 
   constructor(options: VmmClientOptions) {
     this.socketPath = options.socketPath;
@@ -83,6 +86,21 @@ export class VmmClient {
   /** From now on: only this process. Its owner disposes it. */
   bind(identity: ProcessIdentity): void {
     this.#identity = identity;
+  }
+
+  /**
+   * Keeps connections open between requests until disposed: connecting is a good part of a short
+   * request's time, and a frozen VM waits for each.
+   */
+  keepConnections(): Disposable {
+    const kept = new KeptConnections(KEPT_CONNECTIONS_MAX);
+    this.#kept = kept;
+    return {
+      [Symbol.dispose]: () => {
+        if (this.#kept === kept) this.#kept = undefined;
+        kept[Symbol.dispose]();
+      },
+    };
   }
 
   info(signal: AbortSignal): Promise<Result<InstanceInfo, VmmError>> {
@@ -199,7 +217,7 @@ export class VmmClient {
       const check = request.method === 'GET' ? quickCheck(identity) : identity.check();
       if (check !== 'same') return err(identityError(identity, check));
     }
-    const answer = await sendRequest(this.socketPath, request, signal);
+    const answer = await sendRequest(this.socketPath, request, signal, this.#kept);
     return answer.ok || identity === null ? answer : err(await explain(identity, answer.error));
   }
 

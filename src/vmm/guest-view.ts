@@ -54,20 +54,33 @@ export class GuestView {
     return readVmas(this.pid);
   }
 
-  /** What backs each part of the guest's memory now. */
-  async backing(layout: MemoryLayout): Promise<Result<readonly BackedSpan[], VmmError>> {
+  /**
+   * What backs each part of the guest's memory now.
+   * @param seen the address map, where it was just read
+   */
+  async backing(
+    layout: MemoryLayout,
+    seen: readonly Vma[] | null = null,
+  ): Promise<Result<readonly BackedSpan[], VmmError>> {
     if (this.#faulted === null) {
       const faulted = await readFaultedRanges(this.pid);
       if (!faulted.ok) return faulted;
       this.#faulted = faulted.value;
     }
-    const vmas = await this.vmas();
+    const vmas = seen === null ? await this.vmas() : ok(seen);
     return vmas.ok ? backingOf(layout, vmas.value, this.#faulted) : vmas;
   }
 
-  /** The page tables of a paused VM. */
-  async look(layout: MemoryLayout, signal: AbortSignal): Promise<Result<PageView, VmmError>> {
-    const spans = await this.backing(layout);
+  /**
+   * The page tables of a paused VM.
+   * @param vmas its address map, where it was read since the pause
+   */
+  async look(
+    layout: MemoryLayout,
+    signal: AbortSignal,
+    vmas: readonly Vma[] | null = null,
+  ): Promise<Result<PageView, VmmError>> {
+    const spans = await this.backing(layout, vmas);
     if (!spans.ok) return spans;
     const resident = await scanPages(this.pid, layout, 'resident', signal);
     if (!resident.ok) return resident;

@@ -1,10 +1,10 @@
 /**
- * One HTTP request over a Unix socket, on a connection of its own. It always ends: by an answer, by
- * an error, by its time-out, or by its signal. What a hostile peer sends is bounded by
- * `answerBytesMax`.
+ * One HTTP request over a Unix socket, on a connection of its own or on a kept one. It always ends:
+ * by an answer, by an error, by its time-out, or by its signal. What a hostile peer sends is bounded
+ * by `answerBytesMax`.
  */
 import { stat } from 'node:fs/promises';
-import { request as httpRequest, type ClientRequest, type IncomingMessage } from 'node:http';
+import { Agent, request as httpRequest, type ClientRequest, type IncomingMessage } from 'node:http';
 import { systemCode, err, ok, type Result } from '../result.ts';
 import { vmmError, type VmmError } from './errors.ts';
 import { stringifyExact } from './exact-json.ts';
@@ -32,15 +32,60 @@ export interface VmmAnswer {
   readonly truncated: boolean;
 }
 
+type Outcome = Result<VmmAnswer, VmmError>;
+
+/**
+ * Connections to one socket that stay open between requests. A kept one may turn out closed by its
+ * peer: GET and PATCH, which may be said twice, then get a new one. Whether a PUT took effect would
+ * be unknown, so it takes a kept one only right after an answer came.
+ */
+export class KeptConnections implements Disposable {
+  readonly #agent: Agent;
+  #answeredMs = -Infinity;
+
+  /** @param idleMax how many stay open */
+  constructor(idleMax: number) {
+    this.#agent = new Agent({ keepAlive: true, maxFreeSockets: idleMax });
+  }
+
+  /** The one used last is used next. */
+  agentFor(method: VmmRequest['method']): Agent | undefined {
+    const fresh = performance.now() - this.#answeredMs < FRESH_MS;
+    return method === 'PUT' && !fresh ? undefined : this.#agent;
+  }
+
+  answered(): void {
+    this.#answeredMs = performance.now();
+  }
+
+  /** Requests that are on their way, a resume perhaps, are not disturbed. */
+  [Symbol.dispose](): void {
+    this.#agent.maxFreeSockets = 0;
+    for (const idle of Object.values(this.#agent.freeSockets)) {
+      for (const socket of idle ?? []) socket.destroy();
+    }
+  }
+}
+
+/** Servers keep an idle connection for longer than this. */
+const FRESH_MS = 250;
+
 /** Rejects with the signal's reason when aborted; every other failure is a value. */
 export async function sendRequest(
   socketPath: string,
   request: VmmRequest,
   signal: AbortSignal,
-): Promise<Result<VmmAnswer, VmmError>> {
+  kept?: KeptConnections,
+): Promise<Outcome> {
   signal.throwIfAborted();
   const payload = request.body === undefined ? null : Buffer.from(stringifyExact(request.body));
-  const outcome = await exchange(socketPath, request, payload, signal);
+  const agent = kept?.agentFor(request.method);
+  const first = await exchange(socketPath, request, payload, signal, agent);
+  if (agent !== undefined && first.outcome.ok) kept?.answered();
+  const { outcome } =
+    first.stale && request.method !== 'PUT'
+      ? await exchange(socketPath, request, payload, signal, undefined)
+      : first;
   if (outcome.ok) return outcome;
   if (outcome.error.code !== 'ECONNREFUSED') return outcome;
   return err(await refineRefused(socketPath, outcome.error));
@@ -51,20 +96,27 @@ function exchange(
   request: VmmRequest,
   payload: Buffer | null,
   signal: AbortSignal,
-): Promise<Result<VmmAnswer, VmmError>> {
+  agent: Agent | undefined,
+): Promise<{ readonly outcome: Outcome; readonly stale: boolean }> {
   return new Promise((resolve, reject) => {
     let settled = false;
+    let answered = false;
     let sent: ClientRequest | undefined;
-    const settle = (act: () => void): void => {
+    const settle = (act: () => void, keep: boolean): void => {
       if (settled) return;
       settled = true;
       clearTimeout(timer);
       signal.removeEventListener('abort', onAbort);
-      sent?.destroy();
+      if (!keep) sent?.destroy();
       act();
     };
-    const finish = (result: Result<VmmAnswer, VmmError>): void => settle(() => resolve(result));
-    const onAbort = (): void => settle(() => reject(signal.reason as Error));
+    const finish = (outcome: Outcome): void => {
+      const stale =
+        !outcome.ok && !answered && sent?.reusedSocket === true && isClosed(outcome.error);
+      const keep = agent !== undefined && outcome.ok && !outcome.value.truncated;
+      settle(() => resolve({ outcome, stale }), keep);
+    };
+    const onAbort = (): void => settle(() => reject(signal.reason as Error), false);
     const where = `${request.method} ${request.path} at ${socketPath}`;
     const timer = setTimeout(() => {
       const message = `${where}: no answer within ${request.timeoutMs} ms`;
@@ -76,7 +128,7 @@ function exchange(
         socketPath,
         method: request.method,
         path: request.path,
-        agent: false,
+        agent: agent ?? false,
         headers: headersFor(payload),
       });
     } catch (error) {
@@ -85,7 +137,10 @@ function exchange(
     }
     // After settling, errors still come (the destroyed socket's): they have nobody to tell.
     sent.on('error', (error) => finish(err(connectionError(where, socketPath, error))));
-    sent.on('response', (message) => collect(message, request, where, socketPath, finish));
+    sent.on('response', (message) => {
+      answered = true;
+      collect(message, request, where, socketPath, finish);
+    });
     sent.on('upgrade', () => {
       const text = `${where}: answered with a protocol upgrade`;
       finish(err(vmmError('vmm-not-a-vmm', text, { socketPath })));
@@ -93,6 +148,9 @@ function exchange(
     sent.end(payload ?? undefined);
   });
 }
+
+const isClosed = (error: VmmError): boolean =>
+  error.code === 'ECONNRESET' || error.code === 'EPIPE';
 
 function headersFor(payload: Buffer | null): Record<string, string | number> {
   const headers: Record<string, string | number> = {
@@ -111,7 +169,7 @@ function collect(
   request: VmmRequest,
   where: string,
   socketPath: string,
-  finish: (result: Result<VmmAnswer, VmmError>) => void,
+  finish: (outcome: Outcome) => void,
 ): void {
   const status = message.statusCode ?? 0;
   const chunks: Buffer[] = [];

@@ -6,6 +6,7 @@
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
 import { pagesExact } from '../units.ts';
+import type { Vma } from './address-map.ts';
 import { emptyBitmap } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { decodeDirtyRanges, type DirtyRanges } from './dirty-ranges.ts';
@@ -19,6 +20,7 @@ import type { Dialect, VmmFacts } from './probe.ts';
 import { completeSpans, fileLayout, oneRegion } from './region-search.ts';
 import { completeSelection, everythingThere, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from './source.ts';
+import { nextTurn, together } from './together.ts';
 
 export interface SourceDeps {
   readonly client: VmmClient;
@@ -33,6 +35,14 @@ type PlacedSelection = Selection & { readonly layout: MemoryLayout };
 interface Told extends Placed {
   readonly dirty: PageBitmap;
 }
+
+/** What was found out beside saving the VM's state; null: not yet known. */
+interface Ahead {
+  readonly mappings: Mappings | null;
+  readonly vmas: readonly Vma[] | null;
+}
+
+const nothingYet: Ahead = { mappings: null, vmas: null };
 
 interface Placed {
   readonly layout: MemoryLayout;
@@ -77,25 +87,46 @@ export class ProcessSource implements DirtySource {
     return caught(async () => {
       const { signal, statePath } = request;
       this.#requireSame();
-      await requirePaused(this.#client, signal);
-      // The state first: saving it may still write guest memory, and that must be in the set.
-      orFail(await this.#client.createSnapshot({ type: 'Diff', snapshotPath: statePath }, signal));
+      // Before the set, since saving the state may still write guest memory; the VM stands still
+      // for the slowest of these. Where its memory is does not change while it is paused.
+      const asked = await together(
+        signal,
+        (s) => this.#saveState(statePath, s),
+        (s) => this.#lookAhead(s),
+        (s) => requirePaused(this.#client, s),
+      );
       if (this.epochs !== null) orFail(await this.epochs.begin(signal));
-      const set = await this.#ask(request, signal);
+      const set = await this.#ask(request, asked[1], signal);
       this.#requireSame();
       return ok({ ...set, bytes: { kind: 'process' }, vmStatePath: statePath });
     });
   }
 
-  async #ask(request: FetchRequest, signal: AbortSignal): Promise<PlacedSelection> {
+  async #saveState(snapshotPath: string, signal: AbortSignal): Promise<void> {
+    orFail(await this.#client.createSnapshot({ type: 'Diff', snapshotPath }, signal));
+  }
+
+  /** What a fetch may know before the VM's state is saved. */
+  async #lookAhead(signal: AbortSignal): Promise<Ahead> {
+    const vmas = this.#view.vmas();
+    const { memoryMappings } = this.#facts.capabilities;
+    const mappings = memoryMappings ? await this.#mappings(signal) : null;
+    const seen = await vmas;
+    // Without permission to look, the question that needs the address map says so.
+    return { mappings, vmas: seen.ok ? seen.value : null };
+  }
+
+  async #ask(request: FetchRequest, ahead: Ahead, signal: AbortSignal): Promise<PlacedSelection> {
     const { parent, widen } = request;
-    if (this.kind === 'dirty' && widen !== true) return this.#askVmm(parent, signal);
-    const { layout, mapped } = await this.#findLayout(signal);
+    if (this.kind === 'dirty' && widen !== true) return this.#askVmm(parent, ahead, signal);
+    const { layout, mapped } = ahead.mappings
+      ? { layout: ahead.mappings.layout, mapped: true }
+      : await this.#findLayout(signal);
     // Without tracking a VM names its resident pages: naming none, it has none.
     if (!mapped && this.#tracked) orFail(err(layoutUnknown(this.#client.socketPath, 0)));
     if (!mapped)
       return { layout, selected: emptyBitmap(pagesExact(layout.imageBytes)), zero: null };
-    const view = orFail(await this.#view.look(layout, signal));
+    const view = orFail(await this.#view.look(layout, signal, ahead.vmas));
     return { layout, ...completeSelection(this.#there(view, widen === true), view, parent) };
   }
 
@@ -107,12 +138,25 @@ export class ProcessSource implements DirtySource {
     return orFail(residentPages(view, socketPath)).resident;
   }
 
-  async #askVmm(parent: FetchRequest['parent'], signal: AbortSignal): Promise<PlacedSelection> {
-    const { layout, mapped, dirty } = await this.#told(signal);
+  async #askVmm(
+    parent: FetchRequest['parent'],
+    ahead: Ahead,
+    signal: AbortSignal,
+  ): Promise<PlacedSelection> {
     // Without a parent, what was removed needs no zeroes, and was it dirty it is read as such.
     const nothingGone = parent === 'none' || !this.#facts.capabilities.removesPages;
+    const place = nothingGone ? null : (ahead.mappings?.layout ?? this.#view.known);
+    const look = async (layout: MemoryLayout, s: AbortSignal): Promise<PageView> =>
+      orFail(await this.#view.look(layout, s, ahead.vmas));
+    // The page tables are read while the VMM makes up its answer, once the question is sent.
+    const answers = await together(
+      signal,
+      (s) => this.#told(ahead, s),
+      (s) => (place === null ? Promise.resolve(null) : nextTurn().then(() => look(place, s))),
+    );
+    const [{ layout, mapped, dirty }, looked] = answers;
     if (nothingGone || !mapped) return { layout, selected: dirty, zero: null };
-    const view = orFail(await this.#view.look(layout, signal));
+    const view = looked ?? (await look(layout, signal));
     if (this.epochs !== null) {
       const removed = await this.#removed(layout, signal);
       return { layout, ...completeSelection(dirty, view, parent, removed) };
@@ -133,12 +177,12 @@ export class ProcessSource implements DirtySource {
   }
 
   /** The VMM's dirty set. */
-  async #told(signal: AbortSignal): Promise<Told> {
+  async #told(ahead: Ahead, signal: AbortSignal): Promise<Told> {
     if (this.#facts.capabilities.dirtyRanges) {
       const ranges = await this.#dirtyRanges(signal);
-      return { ...(await this.#layoutOfRanges(ranges, signal)), dirty: ranges.dirty };
+      return { ...(await this.#layoutOfRanges(ranges, ahead, signal)), dirty: ranges.dirty };
     }
-    const mappings = await this.#mappings(signal);
+    const mappings = ahead.mappings ?? (await this.#mappings(signal));
     const text = orFail(await this.#client.bulk('/memory/dirty', signal));
     const what = `GET /memory/dirty at ${this.#client.socketPath}`;
     const dirty = decodePageBits(text, ['bitmap'], mappings, what).bitmap;
@@ -149,7 +193,7 @@ export class ProcessSource implements DirtySource {
     if (this.#facts.capabilities.memoryMappings) {
       return { layout: (await this.#mappings(signal)).layout, mapped: true };
     }
-    return this.#layoutOfRanges(await this.#dirtyRanges(signal), signal);
+    return this.#layoutOfRanges(await this.#dirtyRanges(signal), nothingYet, signal);
   }
 
   async #mappings(signal: AbortSignal): Promise<Mappings> {
@@ -166,10 +210,10 @@ export class ProcessSource implements DirtySource {
   }
 
   /** Ranges name written pages only; the rest of each region is found in the address map. */
-  async #layoutOfRanges(ranges: DirtyRanges, signal: AbortSignal): Promise<Placed> {
+  async #layoutOfRanges(ranges: DirtyRanges, ahead: Ahead, signal: AbortSignal): Promise<Placed> {
     const { socketPath } = this.#client;
     if (this.#facts.capabilities.memoryMappings) {
-      const { layout } = await this.#mappings(signal);
+      const { layout } = ahead.mappings ?? (await this.#mappings(signal));
       requireAgreement(ranges, layout, socketPath);
       return { layout, mapped: true };
     }
