@@ -11,6 +11,8 @@ export interface BareResult {
   readonly seconds: number;
   readonly bytes: number;
   readonly checksum: string;
+  /** Mode `freeze`: the part of it spent waiting for the VMM's answers. */
+  readonly answer_seconds: number;
 }
 
 /** Ranges of the pages set in a bitmap of image pages, as host addresses. */
@@ -39,9 +41,11 @@ export async function rangesOf(vm: MiniVm, pages: BigUint64Array): Promise<BigUi
 export interface BareOptions {
   readonly pid: number;
   readonly ranges: BigUint64Array;
-  readonly mode: 'readv' | 'capture';
+  readonly mode: 'readv' | 'capture' | 'freeze';
   readonly threads: number;
   readonly folder: string;
+  /** Mode `freeze`: the VMM's API socket. */
+  readonly socketPath?: string;
 }
 
 /** One run. The output file is on the daemon's filesystem, and removed. */
@@ -52,7 +56,8 @@ export function runBare(options: BareOptions): BareResult {
   const program = join(projectRoot, 'native/bench/out/bare_capture');
   const args = ['--pid', `${options.pid}`, '--ranges', file, '--mode', options.mode];
   args.push('--threads', `${options.threads}`, '--batch-bytes', `${4 * 1024 * 1024}`);
-  if (options.mode === 'capture') args.push('--out', out);
+  if (options.mode !== 'readv') args.push('--out', out);
+  if (options.socketPath !== undefined) args.push('--socket', options.socketPath);
   const text = execFileSync(program, args, { encoding: 'utf8' });
   rmSync(out, { force: true });
   return JSON.parse(text) as BareResult;

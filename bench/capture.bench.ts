@@ -111,6 +111,8 @@ async function scattered(size: Sizes, print: Print): Promise<void> {
     const frozen: number[] = [];
     const total: number[] = [];
     const bare: number[] = [];
+    const bareFreeze: number[] = [];
+    const answers: number[] = [];
     const gaps: number[] = [];
     for (let round = 0; round < size.rounds * 2; round++) {
       await vm.resetGap();
@@ -119,7 +121,11 @@ async function scattered(size: Sizes, print: Print): Promise<void> {
       frozen.push(result.frozenMs);
       total.push(result.totalMs);
       const folder = daemon.folder;
-      bare.push(runBare({ pid: vm.pid, ranges, mode: 'readv', threads, folder }).seconds * 1000);
+      const of = { pid: vm.pid, ranges, threads, folder };
+      bare.push(runBare({ ...of, mode: 'readv' }).seconds * 1000);
+      const freeze = runBare({ ...of, mode: 'freeze', socketPath: vm.socketPath });
+      bareFreeze.push(freeze.seconds * 1000);
+      answers.push(freeze.answer_seconds * 1000);
     }
     const ratio = median(frozen) / median(bare);
     print(
@@ -127,6 +133,11 @@ async function scattered(size: Sizes, print: Print): Promise<void> {
         `${resumeAfter}: frozen ${ms(median(frozen))} (largest gap in the guest's counter ` +
         `${ms(median(gaps))}), total ${ms(median(total))}, one bare readv pass ` +
         `${ms(median(bare))}, ratio ${ratio.toFixed(2)}${resumeAfter === 'copy' ? ' (budget 2)' : ''}`,
+    );
+    print(
+      `  the same pause, questions, readv pass and resume in C: ${ms(median(bareFreeze))}, of which ` +
+        `${ms(median(answers))} waiting for the small VM's answers, ratio ` +
+        `${(median(frozen) / median(bareFreeze)).toFixed(2)}`,
     );
   }
 }

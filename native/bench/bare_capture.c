@@ -1,8 +1,8 @@
 /*
  * What the bare system calls cost: the program that bench/capture.bench.ts compares Varve with.
  *
- *   bare_capture --pid P --ranges FILE [--mode readv|capture] [--threads N] [--out PATH]
- *                [--batch-bytes B] [--early-writeback]
+ *   bare_capture --pid P --ranges FILE [--mode readv|capture|freeze] [--threads N] [--out PATH]
+ *                [--batch-bytes B] [--early-writeback] [--socket PATH]
  *
  * FILE holds pairs of little-endian 64-bit numbers: host address, length. Ranges are cut into
  * batches of at most B bytes and 1024 iovecs; threads take batches from a shared counter.
@@ -11,6 +11,10 @@
  *   capture  each thread reads a batch into its own buffer, touched beforehand and used over and
  *            over, and pwrites it; one fsync at the end. --early-writeback also asks the kernel to
  *            start writing each batch at once (sync_file_range): the fsync has less to wait for.
+ *   freeze   what a frozen VM has to wait for at the least: on one kept connection to the VMM's API
+ *            socket (dialect e2b), pause it, have it save its state to PATH, ask for its mappings
+ *            and its dirty bitmap (not parsed), then as readv, then resume it. answer_seconds is
+ *            the part that was spent waiting for the VMM.
  *
  * Prints one JSON object. `seconds` is wall time from the moment all threads are ready to the end
  * of the last step; read_seconds and write_seconds are summed over threads. The checksum is the sum
@@ -27,8 +31,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -223,6 +229,48 @@ static uint64_t sum_file(int fd, uint64_t size) {
   return total;
 }
 
+static int connect_to(const char *path) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  if (strlen(path) >= sizeof address.sun_path) die("the socket's path is too long");
+  strcpy(address.sun_path, path);
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) != 0) die(path);
+  return fd;
+}
+
+/* One request and its whole answer, by Content-Length or chunks; the body is dropped. */
+static void ask(int fd, const char *method, const char *path, const char *body) {
+  static char text[1 << 20];
+  int length = snprintf(text, sizeof text,
+                        "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                        "Content-Length: %zu\r\n\r\n%s",
+                        method, path, strlen(body), body);
+  if (write(fd, text, (size_t)length) != length) die("write to the VMM");
+  size_t have = 0;
+  for (;;) {
+    ssize_t n = read(fd, text + have, sizeof text - 1 - have);
+    if (n <= 0) die("the VMM's answer");
+    have += (size_t)n;
+    text[have] = 0;
+    char *head_end = strstr(text, "\r\n\r\n");
+    if (head_end == NULL) continue;
+    if (strncmp(text, "HTTP/1.1 2", 10) != 0) {
+      fprintf(stderr, "%s %s: %.200s\n", method, path, text);
+      exit(1);
+    }
+    size_t head = (size_t)(head_end + 4 - text);
+    char *field = strcasestr(text, "\r\ncontent-length:");
+    if (field != NULL && field < head_end) {
+      if (have - head >= strtoull(field + 17, NULL, 10)) return;
+    } else if (strcasestr(text, "\r\ntransfer-encoding: chunked") == NULL) {
+      return;
+    } else if (have >= 5 && memcmp(text + have - 5, "0\r\n\r\n", 5) == 0) {
+      return;
+    }
+    if (have == sizeof text - 1) die("the answer is too long");
+  }
+}
+
 static int usage(void) {
   fprintf(stderr, "usage: bare_capture --pid P --ranges FILE [--mode readv|capture] [--threads N]"
                   " [--out PATH] [--batch-bytes B] [--early-writeback]\n");
@@ -233,6 +281,8 @@ int main(int argc, char **argv) {
   struct job job = {.batch_bytes = 4u << 20, .out_fd = -1};
   const char *ranges_path = NULL;
   const char *out_path = NULL;
+  const char *socket_path = NULL;
+  int freeze = 0;
   unsigned thread_count = 1;
   for (int i = 1; i < argc; ++i) {
     const char *name = argv[i];
@@ -244,14 +294,19 @@ int main(int argc, char **argv) {
     const char *value = argv[++i];
     if (strcmp(name, "--pid") == 0) job.pid = atoi(value);
     else if (strcmp(name, "--ranges") == 0) ranges_path = value;
-    else if (strcmp(name, "--mode") == 0) job.capture = strcmp(value, "capture") == 0;
+    else if (strcmp(name, "--socket") == 0) socket_path = value;
+    else if (strcmp(name, "--mode") == 0) {
+      job.capture = strcmp(value, "capture") == 0;
+      freeze = strcmp(value, "freeze") == 0;
+    }
     else if (strcmp(name, "--threads") == 0) thread_count = (unsigned)atoi(value);
     else if (strcmp(name, "--out") == 0) out_path = value;
     else if (strcmp(name, "--batch-bytes") == 0) job.batch_bytes = strtoull(value, NULL, 10);
     else return usage();
   }
   if (job.pid <= 0 || ranges_path == NULL || thread_count < 1 || thread_count > THREADS_MAX ||
-      job.batch_bytes < 4096 || (job.capture && out_path == NULL)) {
+      job.batch_bytes < 4096 || ((job.capture || freeze) && out_path == NULL) ||
+      (freeze && socket_path == NULL)) {
     return usage();
   }
 
@@ -270,8 +325,23 @@ int main(int argc, char **argv) {
     errno = pthread_create(&threads[i], NULL, run, &job);
     if (errno != 0) die("pthread_create");
   }
-  pthread_barrier_wait(&job.ready);
+  int vmm = -1;
+  char save[4096];
+  if (freeze) {
+    vmm = connect_to(socket_path);
+    ask(vmm, "GET", "/", "");
+    snprintf(save, sizeof save, "{\"snapshot_type\":\"Diff\",\"snapshot_path\":\"%s\"}", out_path);
+  }
   double start = now();
+  if (freeze) {
+    ask(vmm, "PATCH", "/vm", "{\"state\":\"Paused\"}");
+    ask(vmm, "PUT", "/snapshot/create", save);
+    ask(vmm, "GET", "/memory/mappings", "");
+    ask(vmm, "GET", "/memory/dirty", "");
+  }
+  double asked = now();
+  pthread_barrier_wait(&job.ready);
+  if (!freeze) start = asked = now();
   struct thread_times all = {0, 0, 0};
   for (unsigned i = 0; i < thread_count; ++i) {
     void *result = NULL;
@@ -284,15 +354,17 @@ int main(int argc, char **argv) {
   }
   double copied = now();
   if (job.capture && fsync(job.out_fd) != 0) die("fsync");
+  if (freeze) ask(vmm, "PATCH", "/vm", "{\"state\":\"Resumed\"}");
   double end = now();
+  double answers = freeze ? asked - start + (end - copied) : 0.0;
   uint64_t checksum = job.capture ? sum_file(job.out_fd, total) : sum(job.arena, total);
   printf("{\"mode\":\"%s\",\"seconds\":%.6f,\"bytes\":%" PRIu64 ",\"checksum\":\"%016" PRIx64
          "\",\"threads\":%u,\"batches\":%zu,\"syscalls\":%" PRIu64
          ",\"read_seconds\":%.6f,\"write_seconds\":%.6f,\"copy_seconds\":%.6f,"
-         "\"fsync_seconds\":%.6f}\n",
-         job.capture ? "capture" : "readv", end - start, total, checksum, thread_count,
-         job.batch_count, all.syscalls, all.read_seconds, all.write_seconds, copied - start,
-         job.capture ? end - copied : 0.0);
+         "\"fsync_seconds\":%.6f,\"answer_seconds\":%.6f}\n",
+         job.capture ? "capture" : (freeze ? "freeze" : "readv"), end - start, total, checksum, thread_count,
+         job.batch_count, all.syscalls, all.read_seconds, all.write_seconds, copied - asked,
+         job.capture ? end - copied : 0.0, answers);
   free(ranges);
   return 0;
 }

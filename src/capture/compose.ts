@@ -63,7 +63,7 @@ export interface Composition {
   /** The dirty set is about to be read. */
   readonly fetching: () => void;
   readonly joinSet: (fetched: FetchedSet) => PageSets;
-  readonly recordSet: (fetched: FetchedSet) => void;
+  readonly recordSet: (fetched: FetchedSet) => Promise<void>;
   /** Resolves when the VM runs again, or at once where it must not yet. */
   readonly copied: () => Promise<void>;
   /** From now until the commit point, the file at this path must go if the capture aborts. */
@@ -199,6 +199,7 @@ function dirtyBitmapStage(
       return fetched;
     },
     record: c.recordSet,
+    confirm: async (fetched, signal) => orThrow(await fetched.confirm(signal)),
     join: (fetched) => {
       const sets = c.joinSet(fetched);
       c.counts.selectedPages = bitmapCount(sets.selected.bits);

@@ -192,8 +192,10 @@ export class CaptureRun {
         this.#vmStatePath = fetched.vmStatePath;
         return orThrow(nodeDb.joinSet(this.captureId, pagesOf(fetched, prepared.intent)));
       },
-      recordSet: (fetched) =>
-        void orThrow(nodeDb.recordSet(this.captureId, pagesOf(fetched, prepared.intent))),
+      recordSet: async (fetched) => {
+        const pages = pagesOf(fetched, prepared.intent);
+        orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
+      },
     });
     for await (const snapshot of snapshots) return snapshot;
     throw new Error('the pipeline ended without a snapshot');

@@ -54,8 +54,8 @@ const coalesce = z
 const read = z
   .strictObject({
     concurrency: count(WORKERS_MAX)
-      .prefault(4)
-      .describe('Batches of one capture that workers read at once.'),
+      .prefault(8)
+      .describe('Batches of one capture that workers read, or have waiting, at once.'),
     batch_iovecs: count(1024).prefault(1024).describe('Ranges per process_vm_readv call.'),
     enomem_deadline: duration({ max: '1m' })
       .prefault('2s')

@@ -1,8 +1,9 @@
+import { open } from 'node:fs/promises';
 import Sqlite from 'better-sqlite3';
 import type { Database } from 'better-sqlite3';
 import type { Clock } from '../clock.ts';
 import type { FailureDetail, Result } from '../result.ts';
-import { err, Failure, ok } from '../result.ts';
+import { err, Failure, ok, systemCode } from '../result.ts';
 import type { CaptureId, HoldId, LayerUuid, SnapshotId, VmId } from '../units.ts';
 import * as compactions from './compactions.queries.ts';
 import type { ChainSwap, PendingCompaction } from './compactions.queries.ts';
@@ -37,7 +38,8 @@ const journalBytesMax = 64 * 1024 * 1024;
 
 /**
  * node.db: what this daemon knows of its VMs, durably. One connection, WAL, synchronous FULL: a method
- * that returned is on the disk; one that returned an error changed nothing. Calls block for one fsync.
+ * that returned is on the disk; one that returned an error changed nothing. Calls block for one fsync,
+ * but for `recordSetAsync`.
  * The file is locked for as long as it is open, so that two daemons never drive the same VMs.
  */
 export class NodeDb {
@@ -147,6 +149,37 @@ export class NodeDb {
 
   clearPaused(vmId: VmId, captureId: CaptureId): Outcome<void> {
     return this.#change((db) => epochs.clearPaused(db, vmId, captureId));
+  }
+
+  /**
+   * As `recordSet`; on the disk once the promise resolves, without blocking for it. The commit writes
+   * the WAL; what FULL would do then, one sync of that file, happens on another thread. A crash in
+   * between finds the set recorded or not, as one during `recordSet` does.
+   */
+  async recordSetAsync(captureId: CaptureId, fetched: FetchedPages): Promise<Outcome<PageSets>> {
+    const db = this.#db;
+    db.pragma('synchronous = NORMAL');
+    let recorded: Outcome<PageSets>;
+    try {
+      recorded = this.recordSet(captureId, fetched);
+    } finally {
+      db.pragma('synchronous = FULL');
+    }
+    if (!recorded.ok) return recorded;
+    const walPath = `${db.name}-wal`;
+    try {
+      const wal = await open(walPath, 'r');
+      try {
+        await wal.datasync();
+      } finally {
+        await wal.close();
+      }
+    } catch (error) {
+      const code = systemCode(error) ?? '';
+      const message = `${walPath} could not be flushed (${code})`;
+      return err({ kind: 'node-db-io', message, code });
+    }
+    return recorded;
   }
 
   /** What `recordSet` would return; writes nothing. */

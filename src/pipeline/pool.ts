@@ -2,8 +2,9 @@
  * The worker pool that all captures share. Piscina runs the threads; this decides whose turn it is.
  *
  * W1: tasks of several captures take turns, one each, whatever the length of their queues.
- * W2: at most `inFlightMax` tasks are handed to Piscina, so that its own queue never decides the
- *     order.
+ * W2: at most two tasks a thread are handed to Piscina, four where they are short, so that its own
+ *     queue never decides the order. What waits in a thread's port keeps it busy while this thread
+ *     is not there to feed it, in a flush of the ledger say.
  * W3: a closed client's queued tasks are refused at once; `settled` resolves when its running ones
  *     have ended.
  * W4: cancelling never kills a thread: native loops poll the client's cancel word. Piscina's own
@@ -13,8 +14,12 @@ import { Piscina } from 'piscina';
 import type { QueueGauge } from './queue.ts';
 import type { WorkerSetup } from './worker-setup.ts';
 
+const IN_FLIGHT_PER_THREAD = 2;
+const SHORT_IN_FLIGHT_PER_THREAD = 4;
+
 interface Queued {
   readonly operation: string;
+  readonly short: boolean;
   readonly task: unknown;
   readonly resolve: (value: unknown) => void;
   readonly reject: (error: unknown) => void;
@@ -31,22 +36,20 @@ export interface WorkerPoolOptions {
 export class WorkerPool implements AsyncDisposable {
   readonly #piscina: Piscina;
   readonly #clients: PoolClient[] = [];
-  readonly #inFlightMax: number;
+  readonly #threads: number;
   readonly #gauge: QueueGauge;
   #inFlight = 0;
   #queued = 0;
 
   constructor(options: WorkerPoolOptions) {
     this.#gauge = options.gauge;
-    // One waiting beside each running task hides the hand-over; more would give Piscina a queue.
-    this.#inFlightMax = options.threads * 2;
+    this.#threads = options.threads;
     this.#piscina = new Piscina({
       filename: options.workerFile,
       minThreads: options.threads,
       maxThreads: options.threads,
-      // The second waits in the thread's own port: no round trip through this thread between two
-      // tasks.
-      concurrentTasksPerWorker: 2,
+      // They wait in the thread's own port: no round trip through this thread between two tasks.
+      concurrentTasksPerWorker: SHORT_IN_FLIGHT_PER_THREAD,
       workerData: options.setup,
       atomics: 'sync',
     });
@@ -76,9 +79,9 @@ export class WorkerPool implements AsyncDisposable {
   }
 
   #dispatch(): void {
-    while (this.#inFlight < this.#inFlightMax) {
-      const client = this.#clients.find((candidate) => candidate.hasQueued);
-      if (client === undefined) return;
+    for (;;) {
+      const client = this.#clients.find((candidate) => this.#hasRoomFor(candidate.first));
+      if (client === undefined) break;
       this.remove(client);
       this.#clients.push(client);
       const queued = client.next();
@@ -95,6 +98,12 @@ export class WorkerPool implements AsyncDisposable {
     }
     this.#gauge(this.#queued);
   }
+
+  #hasRoomFor(queued: Queued | undefined): boolean {
+    if (queued === undefined) return false;
+    const each = queued.short ? SHORT_IN_FLIGHT_PER_THREAD : IN_FLIGHT_PER_THREAD;
+    return this.#inFlight < this.#threads * each;
+  }
 }
 
 /** One capture's access to the pool. */
@@ -109,8 +118,9 @@ export class PoolClient {
     this.#pool = pool;
   }
 
-  get hasQueued(): boolean {
-    return this.#queue.length > 0;
+  /** @internal The task that is next. */
+  get first(): Queued | undefined {
+    return this.#queue[0];
   }
 
   /**
@@ -122,6 +132,7 @@ export class PoolClient {
     return new Promise((resolve, reject) => {
       this.#queue.push({
         operation: operation.name,
+        short: operation.short === true,
         task,
         resolve: (value) => resolve(value as Value),
         reject,
@@ -163,6 +174,8 @@ export class PoolClient {
 /** Names a function that the worker file exports, with the types of its task and value. */
 export interface WorkerOperation<Task, Value> {
   readonly name: string;
+  /** A task takes about a millisecond, so that a few more may wait in a thread's port. */
+  readonly short?: boolean;
   /** Types only; never set. */
   readonly types?: { readonly task: Task; readonly value: Value };
 }

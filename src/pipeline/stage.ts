@@ -43,8 +43,13 @@ export async function* buffer<T>(
   const queue = new BoundedQueue<T>(options);
   const producer = fill(queue, source);
   try {
-    // A producer that failed or ended has nothing more to fill the queue with.
-    if (options.holdUntil !== undefined) await Promise.race([options.holdUntil, producer]);
+    if (options.holdUntil !== undefined) {
+      // A producer that failed has nothing more to hold back for.
+      const failed = new Promise<void>((resolve) => {
+        void producer.then((outcome) => outcome === 'failed' && resolve());
+      });
+      await Promise.race([options.holdUntil, failed]);
+    }
     for (;;) {
       const next = await queue.take();
       if (next.done) return;
@@ -56,13 +61,18 @@ export async function* buffer<T>(
   }
 }
 
-async function fill<T>(queue: BoundedQueue<T>, source: AsyncIterable<T>): Promise<void> {
+async function fill<T>(
+  queue: BoundedQueue<T>,
+  source: AsyncIterable<T>,
+): Promise<'ended' | 'failed'> {
   try {
     for await (const item of source) {
-      if (!(await queue.put(item))) return;
+      if (!(await queue.put(item))) return 'ended';
     }
     queue.end();
+    return 'ended';
   } catch (error) {
     queue.fail(error);
+    return 'failed';
   }
 }

@@ -21,8 +21,10 @@ export interface DirtyBitmapDeps {
   readonly fetch: (signal: AbortSignal) => Promise<FetchedSet>;
   /** What this epoch's layer must hold: the set joined with the ledger. Changes nothing. */
   readonly join: (fetched: FetchedSet) => Sets;
-  /** Step 3 of an epoch: durable when it returns. */
-  readonly record: (fetched: FetchedSet) => void;
+  /** Asks what can be asked while pages are read. */
+  readonly confirm: (fetched: FetchedSet, signal: AbortSignal) => Promise<void>;
+  /** Step 3 of an epoch: durable when it resolves. */
+  readonly record: (fetched: FetchedSet) => Promise<void>;
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
   readonly countPages: (bitmap: PageBitmap) => number;
@@ -40,16 +42,11 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
         const set = await meter.item(0, async () => {
           const fetched = await deps.fetch(signal);
           const union = deps.join(fetched);
-          if (fetched.bytes.kind === 'file') deps.record(fetched);
+          if (fetched.bytes.kind === 'file') await deps.record(fetched);
           return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
         });
         const { fetched } = set;
-        const recorded = (fetched.bytes.kind === 'file' ? Promise.resolve() : readsAreSent()).then(
-          () => {
-            if (fetched.bytes.kind === 'process') deps.record(fetched);
-            meter.end();
-          },
-        );
+        const recorded = finish(fetched, deps, signal).then(() => meter.end());
         // A failure is thrown below; until then it must not count as unhandled.
         recorded.catch(() => undefined);
         const source = byteSource(fetched, set.selected, deps);
@@ -68,6 +65,20 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
       }
     },
   };
+}
+
+async function finish(
+  fetched: FetchedSet,
+  deps: DirtyBitmapDeps,
+  signal: AbortSignal,
+): Promise<void> {
+  if (fetched.bytes.kind === 'file') return;
+  const confirmed = deps.confirm(fetched, signal);
+  // Thrown below, once the ledger has the set.
+  confirmed.catch(() => undefined);
+  await readsAreSent();
+  await deps.record(fetched);
+  await confirmed;
 }
 
 /** The first reads are with the workers: what was yielded before this turn has been taken up. */

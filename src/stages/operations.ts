@@ -28,7 +28,10 @@ export interface ReadOutcome {
   readonly syscalls: number;
 }
 
-export const readOperation: WorkerOperation<ReadTask, ReadOutcome> = { name: 'read' };
+export const readOperation: WorkerOperation<ReadTask, ReadOutcome> = {
+  name: 'read',
+  short: true,
+};
 
 export interface CompactTask {
   readonly slabOffset: number;

@@ -85,7 +85,9 @@ export class FileSource implements DirtySource {
       const view = mapped ? await this.#look(layout, extents, request) : null;
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
-      return ok({ ...set, vmStatePath: statePath });
+      // All was asked before the memory file was made.
+      const confirm = (): Promise<Result<void, VmmError>> => Promise.resolve(ok(undefined));
+      return ok({ ...set, vmStatePath: statePath, confirm });
     });
   }
 
@@ -119,7 +121,7 @@ export class FileSource implements DirtySource {
     layout: MemoryLayout,
     parent: ParentPages | 'none' | 'unknown',
     memFilePath: string,
-  ): Promise<Omit<FetchedSet, 'vmStatePath'>> {
+  ): Promise<Omit<FetchedSet, 'vmStatePath' | 'confirm'>> {
     const fromFile = { kind: 'file', path: memFilePath } as const;
     if (view === null) return { layout, selected: extents, zero: null, bytes: fromFile };
     const { selected, zero } = this.#select(extents, view, parent);

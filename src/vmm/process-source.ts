@@ -62,6 +62,8 @@ export class ProcessSource implements DirtySource {
   readonly #tracked: boolean;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
+  /** As the VMM said last. */
+  #mapped: Mappings | null = null;
 
   constructor(deps: SourceDeps, kind: TrackingMode) {
     this.kind = kind;
@@ -93,12 +95,12 @@ export class ProcessSource implements DirtySource {
         signal,
         (s) => this.#saveState(statePath, s),
         (s) => this.#lookAhead(s),
-        (s) => requirePaused(this.#client, s),
       );
       if (this.epochs !== null) orFail(await this.epochs.begin(signal));
       const set = await this.#ask(request, asked[1], signal);
       this.#requireSame();
-      return ok({ ...set, bytes: { kind: 'process' }, vmStatePath: statePath });
+      const confirm = (s: AbortSignal): Promise<Result<void, VmmError>> => this.#confirm(s);
+      return ok({ ...set, bytes: { kind: 'process' }, vmStatePath: statePath, confirm });
     });
   }
 
@@ -106,11 +108,27 @@ export class ProcessSource implements DirtySource {
     orFail(await this.#client.createSnapshot({ type: 'Diff', snapshotPath }, signal));
   }
 
-  /** What a fetch may know before the VM's state is saved. */
+  /** Still paused, and its memory where it was. */
+  #confirm(signal: AbortSignal): Promise<Result<void, VmmError>> {
+    return caught(async () => {
+      await together(
+        signal,
+        (s) => requirePaused(this.#client, s),
+        (s) => (this.#mapped === null ? Promise.resolve() : this.#mappings(s)),
+      );
+      this.#requireSame();
+      return ok(undefined);
+    });
+  }
+
+  /**
+   * What a fetch may know before the VM's state is saved. Mappings that were asked for before the
+   * pause are taken as they were, and asked for again in `confirm`.
+   */
   async #lookAhead(signal: AbortSignal): Promise<Ahead> {
     const vmas = this.#view.vmas();
-    const { memoryMappings } = this.#facts.capabilities;
-    const mappings = memoryMappings ? await this.#mappings(signal) : null;
+    const ask = this.#facts.capabilities.memoryMappings && this.#mapped === null;
+    const mappings = ask ? await this.#mappings(signal) : this.#mapped;
     const seen = await vmas;
     // Without permission to look, the question that needs the address map says so.
     return { mappings, vmas: seen.ok ? seen.value : null };
@@ -201,6 +219,8 @@ export class ProcessSource implements DirtySource {
     const what = `GET /memory/mappings at ${this.#client.socketPath}`;
     const mappings = orFail(decodeMappings(answer, what));
     orFail(this.#view.adopt(mappings.layout));
+    if (this.#mapped !== null) requireSameOrder(this.#mapped, mappings, this.#client.socketPath);
+    this.#mapped = mappings;
     return mappings;
   }
 
@@ -248,6 +268,19 @@ export async function requirePaused(client: VmmClient, signal: AbortSignal): Pro
   if (state === 'Paused') return;
   const message = `the VM at ${client.socketPath} is not paused (${state}): nothing may be read`;
   orFail(err(vmmError('vmm-refused', message, { socketPath: client.socketPath })));
+}
+
+/** A dirty bitmap's bits are in the order of the mappings. */
+function requireSameOrder(before: Mappings, now: Mappings, socketPath: string): void {
+  const same =
+    before.bitRegions.length === now.bitRegions.length &&
+    before.bitRegions.every((region, index) => {
+      const other = now.bitRegions[index];
+      return other?.imageOffset === region.imageOffset && other.length === region.length;
+    });
+  if (same) return;
+  const message = `the memory layout of the VM at ${socketPath} changed: its regions' order`;
+  orFail(err(vmmError('layout-changed', message, { socketPath })));
 }
 
 /** Every range must be where the layout has it. */

@@ -55,6 +55,11 @@ export interface FetchedSet {
     | { readonly kind: 'file'; readonly path: string };
   /** The VM state file, or null where none was written. */
   readonly vmStatePath: string | null;
+  /**
+   * What is still to be asked, while pages are read already: fails where the set, the layout or the
+   * pause turns out not to hold. Call it while the VM is paused; no layer is sealed before.
+   */
+  readonly confirm: (signal: AbortSignal) => Promise<Result<void, VmmError>>;
 }
 
 export interface DirtySource {
