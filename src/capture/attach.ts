@@ -60,8 +60,8 @@ async function bindIdentified(
   const facts = probed.value;
   const id = idOf(request, facts);
   if (!id.ok) return id;
-  const swapAreas = await readSwapAreas();
-  const source = openDirtySource({ client, facts, identity, mode, swapAreas });
+  const readSwaps = (): ReturnType<typeof readSwapAreas> => readSwapAreas();
+  const source = await openDirtySource({ client, facts, identity, mode, readSwaps });
   if (!source.ok) return source;
   return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: source.value }));
 }

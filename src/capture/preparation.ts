@@ -6,7 +6,6 @@
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import type { EpochIntent } from '../lineage/epochs.ts';
-import { LayerStack } from '../layer/layer-stack.ts';
 import type { SharedStack } from '../layer/shared-stack.ts';
 import { LayerWriter } from '../layer/layer-writer.ts';
 import type { MemoryLayout } from '../memory.ts';
@@ -16,6 +15,7 @@ import { layerUuid, type Bytes, type CaptureId, type LayerUuid } from '../units.
 import type { DirtySource, ParentPages } from '../vmm/source.ts';
 import { identityError } from '../vmm/identity.ts';
 import { orThrow } from './failure.ts';
+import { openChain } from './open-chain.ts';
 import { parentPages } from './parent-pages.ts';
 import type { RunDeps } from './run.ts';
 import { layerPath, makeStagingFolder } from './staging.ts';
@@ -60,6 +60,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   if (layout.imageBytes === 0) {
     throw new Failure({ kind: 'no-memory', message: `VM ${vm.vmId} has no memory to capture` });
   }
+  requireSameSize(vm, nodeDb.getVm(vm.vmId)?.imageBytes ?? null, layout);
   cleanups.use(await engine.enter('commit', signal));
   const folder = await makeStagingFolder(config, captureId);
   const uuid = layerUuid(randomUUID());
@@ -98,6 +99,15 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   };
 }
 
+/** Across daemons the size is what is known of the layout before. */
+function requireSameSize(vm: VmHandle, before: number | null, layout: MemoryLayout): void {
+  if (before === null || before === layout.imageBytes) return;
+  const message =
+    `the memory layout of VM ${vm.vmId} changed: it has ${layout.imageBytes} bytes of memory ` +
+    `now, ${before} at its last capture`;
+  throw new Failure({ kind: 'layout-changed', message });
+}
+
 async function isPaused(vm: VmHandle, signal: AbortSignal): Promise<boolean> {
   const state = orThrow(await vm.client.state(signal));
   if (state === 'Not started') {
@@ -120,7 +130,7 @@ async function openParent(
   const { memoryParent } = intent;
   if (memoryParent === null) return { dedupAgainst: null, parentPages: 'none' };
   const paths = memoryParent.layers.map((layer) => layer.path);
-  const stack = orThrow(await LayerStack.open(paths));
+  const stack = orThrow(await openChain(memoryParent));
   of.cleanups.useAsync(stack);
   const launch = of.deps.nodeDb.launchChain(of.vm.vmId)?.layers ?? [];
   const launchDepth = sharedDepth(memoryParent.layers, launch);

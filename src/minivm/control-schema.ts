@@ -75,10 +75,24 @@ export const operations = [
 ] as const;
 export type Operation = (typeof operations)[number];
 
+/** What an answer about dirty pages may be falsified to, when the request is `dirty` or `mappings`. */
+export const lies = [
+  /** The bitmap without its last word. */
+  'bitmap-short',
+  /** The bitmap and a word more. */
+  'bitmap-long',
+  /** Every bit of the bitmap's last word set, those past the region's end too. */
+  'bitmap-tail',
+  /** Pages of a size that no machine has. */
+  'page-size',
+  /** Device writes left out. */
+  'no-device-writes',
+] as const;
+
 export const faultRule = z.strictObject({
   /** `any` = every request of the VMM's API; `now` = at once, without waiting for a request. */
   on: z.enum([...operations, 'any', 'now']),
-  action: z.enum(['die', 'hang', 'refuse', 'delay', 'garbage']),
+  action: z.enum(['die', 'hang', 'refuse', 'delay', 'garbage', ...lies]),
   /** Before the operation; once it is done but not answered; or after its answer (only `die`). */
   when: z.enum(['before', 'done', 'answered']).default('before'),
   /** Matching requests to let pass first: `on: 'any', skip: 4` strikes at the fifth request. */

@@ -1,6 +1,7 @@
 import type { Context, Hono } from 'hono';
 import { PAGE_BYTES } from '../units.ts';
 import { jsonText } from './answer.ts';
+import { dirtySetFor } from './faults.ts';
 import type { Guest } from './guest.ts';
 import type { PageSet } from './native.ts';
 
@@ -20,5 +21,5 @@ export function rangesAnswer(c: Context, guest: Guest, set: PageSet): Response {
 
 /** What AgentENV's Firecracker adds. */
 export function aenvRoutes(app: Hono, guest: Guest): void {
-  app.get('/vm/dirty-memory-ranges', (c) => rangesAnswer(c, guest, 'dirty'));
+  app.get('/vm/dirty-memory-ranges', (c) => rangesAnswer(c, guest, dirtySetFor(c)));
 }

@@ -1,6 +1,7 @@
 import type { Hono } from 'hono';
 import { PAGE_BYTES } from '../units.ts';
 import { jsonText } from './answer.ts';
+import { dirtySetFor } from './faults.ts';
 import type { Guest } from './guest.ts';
 
 /**
@@ -24,5 +25,7 @@ export function e2bRoutes(app: Hono, guest: Guest): void {
     const resident = vm.bitsJson('resident');
     return jsonText(c, `{"resident":${resident},"empty":${vm.bitsJson('empty')}}`);
   });
-  app.get('/memory/dirty', (c) => jsonText(c, `{"bitmap":${guest.pausedVm.bitsJson('dirty')}}`));
+  app.get('/memory/dirty', (c) =>
+    jsonText(c, `{"bitmap":${guest.pausedVm.bitsJson(dirtySetFor(c))}}`),
+  );
 }

@@ -1,7 +1,8 @@
-import type { Context, MiddlewareHandler } from 'hono';
+import type { Context, MiddlewareHandler, Next } from 'hono';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { refuse } from './answer.ts';
-import type { FaultRule, LoggedRequest, Operation } from './control-schema.ts';
+import { jsonText, refuse } from './answer.ts';
+import { lies, type FaultRule, type LoggedRequest, type Operation } from './control-schema.ts';
+import type { PageSet } from './native.ts';
 
 const REQUESTS_KEPT_MAX = 100_000;
 
@@ -25,6 +26,39 @@ async function operationOf(c: Context): Promise<Operation> {
   if (path === '/actions') return 'start';
   if (method !== 'GET') return 'configure';
   return ['/', '/version', '/machine-config', '/vm/config'].includes(path) ? 'describe' : 'other';
+}
+
+const dirtySetKey = 'dirty-set';
+
+/** The set that this request's answer about dirty pages is of: a scripted lie may name another. */
+export function dirtySetFor(c: Context): PageSet {
+  return (c.get(dirtySetKey) as PageSet | undefined) ?? 'dirty';
+}
+
+type Lie = (typeof lies)[number];
+
+const isLie = (action: string): action is Lie => (lies as readonly string[]).includes(action);
+
+async function answerFalsely(c: Context, lie: Lie, next: Next): Promise<void> {
+  if (lie === 'no-device-writes') c.set(dirtySetKey, 'guest-log');
+  await next();
+  if (c.res.ok) c.res = falsify(c, lie, await c.res.text());
+}
+
+/** The answer as a VMM with another idea of page counts would give it. Digits stay exact. */
+function falsify(c: Context, lie: Lie, text: string): Response {
+  switch (lie) {
+    case 'bitmap-short':
+      return jsonText(c, text.replace(/,?\d+\]/, ']'));
+    case 'bitmap-long':
+      return jsonText(c, text.replace(']', ',0]'));
+    case 'bitmap-tail':
+      return jsonText(c, text.replace(/\d+\]/, `${2n ** 64n - 1n}]`));
+    case 'page-size':
+      return jsonText(c, text.replaceAll('"page_size":4096', '"page_size":12288'));
+    case 'no-device-writes':
+      return jsonText(c, text);
+  }
 }
 
 /** Scripted faults of the VMM's API, and the log of its requests; `/minivm` is exempt from both. */
@@ -52,13 +86,18 @@ export class ScriptedFaults {
       const entry = { method: c.req.method, path: c.req.path, operation, status: 0 };
       if (this.requests.length < REQUESTS_KEPT_MAX) this.requests.push(entry);
       const rule = this.#strike(operation);
-      if (rule?.when === 'before') await this.#act(c, rule);
-      if (rule?.when !== 'before' || rule.action === 'delay') await next();
-      if (rule?.when === 'done') await this.#act(c, rule);
+      if (rule !== undefined && isLie(rule.action)) await answerFalsely(c, rule.action, next);
+      else await this.#answer(c, rule, next);
       entry.status = c.res.status;
       if (rule?.when === 'answered') setTimeout(dieNow, Math.max(1, rule.afterMs));
       return undefined;
     };
+  }
+
+  async #answer(c: Context, rule: FaultRule | undefined, next: Next): Promise<void> {
+    if (rule?.when === 'before') await this.#act(c, rule);
+    if (rule?.when !== 'before' || rule.action === 'delay') await next();
+    if (rule?.when === 'done') await this.#act(c, rule);
   }
 
   #strike(operation: Operation): FaultRule | undefined {
@@ -73,24 +112,11 @@ export class ScriptedFaults {
     return struck;
   }
 
-  async #act(c: Context, rule: FaultRule): Promise<void> {
-    if (rule.afterMs > 0) await sleep(rule.afterMs);
-    switch (rule.action) {
-      case 'die':
-        dieNow();
-        return new Promise(() => undefined);
-      case 'hang':
-        return new Promise(() => undefined);
-      case 'refuse':
-        c.res = refuse(c, rule.message);
-        return;
-      case 'garbage':
-        c.res = c.body('{"page_size": 4096, "ranges": [', 200, {
-          'content-type': 'application/json',
-        });
-        return;
-      case 'delay':
-        return;
-    }
+  async #act(c: Context, { action, afterMs, message }: FaultRule): Promise<void> {
+    if (afterMs > 0) await sleep(afterMs);
+    if (action === 'die') dieNow();
+    if (action === 'die' || action === 'hang') await new Promise(() => undefined);
+    if (action === 'refuse') c.res = refuse(c, message);
+    if (action === 'garbage') c.res = jsonText(c, '{"page_size": 4096, "ranges": [');
   }
 }

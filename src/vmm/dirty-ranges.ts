@@ -8,7 +8,7 @@ import { bitmapCount } from '../native/guest.ts';
 import { PAGE_BYTES, bytes, pagesExact, type Bytes } from '../units.ts';
 import { emptyBitmap, setPages } from './bitmap.ts';
 import { JsonScanner } from './json-scan.ts';
-import { IMAGE_BYTES_MAX } from './layout.ts';
+import { IMAGE_BYTES_MAX, isPageSize } from './layout.ts';
 
 /**
  * A run of the image that is mapped at one distance from its offset: part of one memory region. The
@@ -52,8 +52,8 @@ export function decodeDirtyRanges(text: Uint8Array, what: string): DirtyRanges {
 }
 
 function checkSizes(scan: JsonScanner, pageBytes: number, memoryBytes: number): void {
-  if (pageBytes < PAGE_BYTES || pageBytes % PAGE_BYTES !== 0 || pageBytes > 2 ** 30) {
-    scan.fail('page_size', `of ${pageBytes} bytes is not supported (4096 or a multiple)`);
+  if (!isPageSize(pageBytes)) {
+    scan.fail('page_size', `of ${pageBytes} bytes is not supported`);
   }
   if (memoryBytes === 0) scan.fail('memory_size', 'is 0: the VM has no memory');
   if (memoryBytes % pageBytes !== 0) scan.fail('memory_size', `${memoryBytes} is not whole pages`);

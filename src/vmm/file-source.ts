@@ -23,19 +23,20 @@ import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
 import { sameBytes } from './sample.ts';
 import { completeSelection, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
+import { requireNoSwap, trackingNow } from './still-safe.ts';
 
 export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
   readonly dialect = 'firecracker';
   readonly clearsOnRead: boolean;
   readonly cumulative: boolean;
-  readonly seesSwapped: boolean;
   readonly epochs = null;
   readonly #client: VmmClient;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
-  readonly #tracked: boolean;
+  #tracked: boolean;
   readonly #removesPages: boolean;
+  readonly #readSwaps: SourceDeps['readSwaps'];
   /** The likely layout turned out to be wrong. */
   #misled = false;
 
@@ -46,14 +47,20 @@ export class FileSource implements DirtySource {
     this.#view = new GuestView(deps.identity);
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#removesPages = deps.facts.capabilities.removesPages;
+    this.#readSwaps = deps.readSwaps;
     this.clearsOnRead = kind === 'dirty';
     this.cumulative = kind !== 'dirty';
-    // The VMM's own mincore does not see swapped pages; the page tables do.
-    this.seesSwapped = kind !== 'mincore' || this.#tracked;
+  }
+
+  /** The VMM's own mincore does not see swapped pages; the page tables do. */
+  get seesSwapped(): boolean {
+    return this.kind !== 'mincore' || this.#tracked;
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {
     return caught(async () => {
+      this.#tracked = orFail(await trackingNow(this.#client, this.kind, signal));
+      orFail(await requireNoSwap(this, this.#readSwaps));
       const { layout, found } = await this.#findLayout(signal);
       if (found === 'no' && this.#needsPageTables()) orFail(err(this.#notFound()));
       if (found !== 'no') orFail(await this.#view.backing(layout));

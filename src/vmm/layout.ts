@@ -6,9 +6,15 @@ import { err, ok, type Result } from '../result.ts';
 import { PAGE_BYTES, bytes } from '../units.ts';
 import { badAnswer, vmmError, type VmmError } from './errors.ts';
 
+/** A page size that some kernel maps guest memory with. */
+export function isPageSize(size: number): boolean {
+  return size >= PAGE_BYTES && size <= PAGE_BYTES_MAX && Number.isInteger(Math.log2(size));
+}
+
 /** Larger images are refused: their bitmap alone would be 128 MiB. */
 export const IMAGE_BYTES_MAX = 4 * 2 ** 40;
 
+const PAGE_BYTES_MAX = 2 ** 30;
 const ADDRESS_END = 2n ** 64n;
 
 /**

@@ -8,15 +8,16 @@ import type { ProcessIdentity } from './identity.ts';
 import { trackingOff, type VmmFacts } from './probe.ts';
 import { ProcessSource } from './process-source.ts';
 import type { DirtySource, TrackingMode } from './source.ts';
-import { checkSwap, type SwapArea } from './swap.ts';
+import { requireNoSwap } from './still-safe.ts';
+import type { SwapArea } from './swap.ts';
 
 export interface OpenSourceOptions {
   readonly client: VmmClient;
   readonly facts: VmmFacts;
   readonly identity: ProcessIdentity;
   readonly mode: TrackingMode;
-  /** The host's swap areas now: `readSwapAreas()`. */
-  readonly swapAreas: readonly SwapArea[];
+  /** The host's swap areas: `readSwapAreas`. Asked now, and again before each capture. */
+  readonly readSwaps: () => Promise<readonly SwapArea[]>;
 }
 
 /**
@@ -27,8 +28,10 @@ export interface OpenSourceOptions {
  * |           | tracking on: page tables         |                                |
  * | `pagemap` | page tables, restored from file  | page tables, restored from file |
  */
-export function openDirtySource(options: OpenSourceOptions): Result<DirtySource, VmmError> {
-  const { client, facts, identity, mode } = options;
+export async function openDirtySource(
+  options: OpenSourceOptions,
+): Promise<Result<DirtySource, VmmError>> {
+  const { client, facts, identity, mode, readSwaps } = options;
   if (mode === 'dirty' && !facts.machineConfig.track_dirty_pages) {
     return err(trackingOff(client.socketPath));
   }
@@ -38,14 +41,11 @@ export function openDirtySource(options: OpenSourceOptions): Result<DirtySource,
     return err(vmmError('tracking-unsupported', message, { socketPath }));
   }
   const epochs = facts.capabilities.dirtyEpochs ? new VmmEpochs(client) : null;
-  const deps = { client, facts, identity, epochs };
+  const deps = { client, facts, identity, epochs, readSwaps };
   const source: DirtySource =
     facts.dialect === 'firecracker' ? new FileSource(deps, mode) : new ProcessSource(deps, mode);
-  if (mode === 'mincore') {
-    const swap = checkSwap(options.swapAreas, source.seesSwapped);
-    if (!swap.ok) return swap;
-  }
-  return ok(source);
+  const swap = await requireNoSwap(source, readSwaps);
+  return swap.ok ? ok(source) : swap;
 }
 
 function hugePages(facts: VmmFacts): boolean {

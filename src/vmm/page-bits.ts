@@ -10,10 +10,9 @@ import type { MemoryMappings } from './answers.ts';
 import { emptyBitmap, placeBits, setPages } from './bitmap.ts';
 import { badAnswer, type VmmError } from './errors.ts';
 import { JsonScanner } from './json-scan.ts';
-import { buildLayout } from './layout.ts';
+import { buildLayout, isPageSize } from './layout.ts';
 
 const WORD_BITS = 64;
-const PAGE_BYTES_MAX = 2 ** 30;
 
 /** One region as its bits are laid out. */
 export interface BitRegion {
@@ -58,10 +57,6 @@ export function decodeMappings(answer: MemoryMappings, what: string): Result<Map
   }
   const layout = buildLayout(regions, what, 'mappings');
   return layout.ok ? ok({ layout: layout.value, bitRegions }) : layout;
-}
-
-function isPageSize(size: number): boolean {
-  return size >= PAGE_BYTES && size <= PAGE_BYTES_MAX && Number.isInteger(Math.log2(size));
 }
 
 /**

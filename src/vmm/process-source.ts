@@ -20,6 +20,8 @@ import type { Dialect, VmmFacts } from './probe.ts';
 import { completeSpans, fileLayout, oneRegion } from './region-search.ts';
 import { completeSelection, everythingThere, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from './source.ts';
+import { trackingNow } from './still-safe.ts';
+import type { SwapArea } from './swap.ts';
 import { nextTurn, together } from './together.ts';
 
 export interface SourceDeps {
@@ -27,6 +29,7 @@ export interface SourceDeps {
   readonly facts: VmmFacts;
   readonly identity: ProcessIdentity;
   readonly epochs: VmmEpochs | null;
+  readonly readSwaps: () => Promise<readonly SwapArea[]>;
 }
 
 type PlacedSelection = Selection & { readonly layout: MemoryLayout };
@@ -59,7 +62,7 @@ export class ProcessSource implements DirtySource {
   readonly epochs: VmmEpochs | null;
   readonly #client: VmmClient;
   readonly #facts: VmmFacts;
-  readonly #tracked: boolean;
+  #tracked: boolean;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;
   /** As the VMM said last. */
@@ -79,6 +82,7 @@ export class ProcessSource implements DirtySource {
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {
     return caught(async () => {
+      this.#tracked = orFail(await trackingNow(this.#client, this.kind, signal));
       const { layout, mapped } = await this.#findLayout(signal);
       if (mapped) orFail(await this.#view.backing(layout));
       return ok(layout);

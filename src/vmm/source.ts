@@ -81,7 +81,7 @@ export interface DirtySource {
   readonly epochs: VmmEpochs | null;
   /**
    * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise
-   * have to while the VM is frozen, and refuses a layout that changed.
+   * have to while the VM is frozen, and refuses a layout, tracking or swap that changed.
    */
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>>;
   /** The VM must be paused. Rejects with the signal's reason when aborted. */

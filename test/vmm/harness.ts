@@ -13,6 +13,7 @@ import { identify, type ProcessIdentity } from '../../src/vmm/identity.ts';
 import { openDirtySource } from '../../src/vmm/open-source.ts';
 import { probeVmm, type VmmFacts } from '../../src/vmm/probe.ts';
 import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from '../../src/vmm/source.ts';
+import { readSwapAreas, type SwapArea } from '../../src/vmm/swap.ts';
 import { never } from './raw-server.ts';
 
 export interface Attached extends AsyncDisposable {
@@ -22,14 +23,15 @@ export interface Attached extends AsyncDisposable {
   readonly facts: VmmFacts;
   /** A folder for snapshots; removed at the end. */
   readonly directory: string;
-  open(mode: TrackingMode): Result<DirtySource, VmmError>;
-  source(mode: TrackingMode): DirtySource;
+  open(mode: TrackingMode): Promise<Result<DirtySource, VmmError>>;
+  source(mode: TrackingMode): Promise<DirtySource>;
   /** Fetches from a paused VM into new files. */
   fetch(source: DirtySource, more?: Partial<FetchRequest>): Promise<FetchedSet>;
   newFetch(more?: Partial<FetchRequest>): FetchRequest;
 }
 
-export async function attach(options: LaunchOptions): Promise<Attached> {
+/** @param swapsPath read in place of /proc/swaps; without it the host does not swap */
+export async function attach(options: LaunchOptions, swapsPath?: string): Promise<Attached> {
   const vm = await launchMiniVm(options);
   const directory = await mkdtemp(join(tmpdir(), 'varve-source-'));
   const identity = must(identify(vm.socketPath));
@@ -37,8 +39,10 @@ export async function attach(options: LaunchOptions): Promise<Attached> {
   client.bind(identity);
   const facts = must(await probeVmm(client, never));
   let count = 0;
-  const open = (mode: TrackingMode): Result<DirtySource, VmmError> =>
-    openDirtySource({ client, facts, identity, mode, swapAreas: [] });
+  const readSwaps = (): Promise<readonly SwapArea[]> =>
+    swapsPath === undefined ? Promise.resolve([]) : readSwapAreas(swapsPath);
+  const open = (mode: TrackingMode): Promise<Result<DirtySource, VmmError>> =>
+    openDirtySource({ client, facts, identity, mode, readSwaps });
   const newFetch = (more: Partial<FetchRequest> = {}): FetchRequest => {
     count += 1;
     return {
@@ -56,7 +60,7 @@ export async function attach(options: LaunchOptions): Promise<Attached> {
     facts,
     directory,
     open,
-    source: (mode) => must(open(mode)),
+    source: async (mode) => must(await open(mode)),
     newFetch,
     fetch: async (source, more) => must(await source.fetch(newFetch(more))),
     [Symbol.asyncDispose]: async () => {

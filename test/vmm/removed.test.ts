@@ -30,7 +30,7 @@ describe.each(['aenv', 'e2b', 'firecracker'] as const)('dialect %s', (dialect) =
   test('removed pages are zero, also when the guest has read them since', async () => {
     await using attached = await captured(dialect);
     const { vm } = attached;
-    const source = attached.source('dirty');
+    const source = await attached.source('dirty');
     await attached.fetch(source);
     await vm.resume();
     await vm.removePages({ firstPage: 0x301, pageCount: 2 });
@@ -50,7 +50,7 @@ describe.each(['aenv', 'e2b', 'firecracker'] as const)('dialect %s', (dialect) =
   test('a removed page that was written again is selected', async () => {
     await using attached = await captured(dialect);
     const { vm } = attached;
-    const source = attached.source('dirty');
+    const source = await attached.source('dirty');
     await attached.fetch(source);
     await vm.resume();
     await vm.removePages({ firstPage: 0x301, pageCount: 1 });
@@ -75,7 +75,7 @@ describe.each(['aenv', 'e2b', 'firecracker'] as const)('dialect %s', (dialect) =
     await vm.run({ pages: { pages: [0x700, 0x810] } });
     await vm.removePages({ firstPage: 0x300, pageCount: 1 });
     await vm.pause();
-    const source = attached.source('pagemap');
+    const source = await attached.source('pagemap');
     must(await source.layout(never));
     const set = await attached.fetch(source, { parent: parentOf(written, []) });
     const selected = pagesOf(set.selected);
@@ -96,7 +96,7 @@ test('a page whose own copy is gone is selected, where a layer has it', async ()
     restore: { snapshotPath, memoryPath, resume: true },
   });
   await attached.vm.pause();
-  const source = attached.source('pagemap');
+  const source = await attached.source('pagemap');
   const parent = parentOf(written, [0x310, 0x311]);
   const set = await attached.fetch(source, { parent });
   expect(pagesOf(set.selected)).toEqual(expect.arrayContaining([0x310, 0x311]));
@@ -106,18 +106,18 @@ test('a page whose own copy is gone is selected, where a layer has it', async ()
 
 test('mode pagemap is refused for a VM whose memory is no mapped file', async () => {
   await using attached = await captured('e2b');
-  const error = errorOf(await attached.source('pagemap').fetch(attached.newFetch()));
+  const error = errorOf(await (await attached.source('pagemap')).fetch(attached.newFetch()));
   expect(error.kind).toBe('tracking-unsupported');
 });
 
 test('without a parent nothing is zero', async () => {
   await using attached = await captured('e2b');
   await attached.vm.removePages({ firstPage: 0x301, pageCount: 1 });
-  const set = await attached.fetch(attached.source('mincore'));
+  const set = await attached.fetch(await attached.source('mincore'));
   expect(set.zero).toBeNull();
   expect(pagesOf(set.selected)).not.toContain(0x301);
   const all = { data: fullBitmap(pageCount(PAGES)), aboveLaunch: fullBitmap(pageCount(PAGES)) };
-  const above = await attached.fetch(attached.source('mincore'), { parent: all });
+  const above = await attached.fetch(await attached.source('mincore'), { parent: all });
   expect(pagesOf(above.selected).length + pagesOf(above.zero).length).toBe(PAGES);
 });
 
@@ -127,7 +127,7 @@ describe.each(['aenv', 'e2b'] as const)('epochs of a VMM of dialect %s', (dialec
     const { vm } = attached;
     await vm.run({ pages: { pages: written } });
     await vm.pause();
-    const source = attached.source('dirty');
+    const source = await attached.source('dirty');
     const { epochs } = source;
     if (epochs === null) throw new Error('no epochs');
     expect(source.cumulative).toBe(false);

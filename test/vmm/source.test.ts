@@ -21,7 +21,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
     await using attached = await attach({ dialect, memoryMib: 16 });
     const { vm, facts } = attached;
     expect(facts.dialect).toBe(dialect === 'all' ? 'aenv' : dialect);
-    const source = attached.source('dirty');
+    const source = await attached.source('dirty');
     await vm.run({ pages: { pages: [0x300, 0x301, 0x7ff] } });
     await vm.deviceWrites({ pages: { pages: [0x555] } });
     const running = errorOf(await source.fetch(attached.newFetch()));
@@ -46,7 +46,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
     await vm.run({ pages: { pages: listed } });
     await vm.pause();
     const truth = await dirtyTruth(attached);
-    const source = attached.source('dirty');
+    const source = await attached.source('dirty');
     const set = await attached.fetch(source);
     expect(pagesOf(set.selected)).toEqual(truth);
     expect(truth).toEqual(expect.arrayContaining(listed));
@@ -65,11 +65,11 @@ describe.each(dialects)('dialect %s', (dialect) => {
   test('without tracking mode dirty is refused, and mincore selects what is resident', async () => {
     await using attached = await attach({ dialect, memoryMib: 16, track: false });
     const { vm } = attached;
-    expect(errorOf(attached.open('dirty')).kind).toBe('tracking-off');
+    expect(errorOf(await attached.open('dirty')).kind).toBe('tracking-off');
     await vm.run({ pages: { pages: [0x300, 0x301, 0x7ff] } });
     await vm.pause();
     const truth = pagesOfWords(await vm.set('resident'), [4096]);
-    const set = await attached.fetch(attached.source('mincore'));
+    const set = await attached.fetch(await attached.source('mincore'));
     expect(pagesOf(set.selected)).toEqual(truth);
     expect(truth).toEqual(expect.arrayContaining([0x300, 0x301, 0x7ff]));
   });
@@ -78,7 +78,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
 test('where nothing is dirty and nobody says where the memory is, the set is empty', async () => {
   await using attached = await attach({ dialect: 'aenv', memoryMib: 16 });
   await attached.vm.pause();
-  const source = attached.source('dirty');
+  const source = await attached.source('dirty');
   expect(must(await source.layout(never)).imageBytes).toBe(16 * MIB);
   const set = await attached.fetch(source, { parent: 'unknown' });
   expect(pagesOf(set.selected)).toEqual(pagesOfWords(await attached.vm.set('dirty'), [4096]));
