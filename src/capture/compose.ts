@@ -64,6 +64,9 @@ export interface Composition {
   readonly fetching: () => void;
   readonly joinSet: (fetched: FetchedSet) => PageSets;
   readonly recordSet: (fetched: FetchedSet) => Promise<void>;
+  /** To be recorded when `recorded` is called first, at the latest when the capture ends. */
+  readonly recordLater: (fetched: FetchedSet) => void;
+  readonly recorded: () => Promise<void>;
   /** Resolves when the VM runs again, or at once where it must not yet. */
   readonly copied: () => Promise<void>;
   /** From now until the commit point, the file at this path must go if the capture aborts. */
@@ -92,7 +95,7 @@ export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
   const copyFirst = c.resumeAfter === 'copy' ? holdBack(c) : undefined;
   const plan = once(() => planOf(c));
   const paused = pauseStage(c).run(one({ captureId: c.captureId }), before('pause'));
-  const sets = dirtyBitmapStage(c, copyFirst?.copied).run(paused, before('dirty-bitmap'));
+  const sets = dirtyBitmapStage(c, copyFirst).run(paused, before('dirty-bitmap'));
   const ranges = coalesceRanges({
     batchBytes: pipeline.coalesce.batchBytes,
     batchRanges: Math.min(pipeline.coalesce.batchRanges, pipeline.read.batchIovecs),
@@ -174,9 +177,12 @@ function pauseStage(c: Composition): ReturnType<typeof pauseVm> {
   });
 }
 
+/** The first reads are with the workers: what was yielded before this turn has been taken up. */
+const readsAreSent = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
+
 function dirtyBitmapStage(
   c: Composition,
-  copied: (() => void) | undefined,
+  copyFirst: ReturnType<typeof holdBack> | undefined,
 ): ReturnType<typeof fetchDirtyBitmap> {
   const { prepared, vm } = c;
   return fetchDirtyBitmap({
@@ -199,13 +205,18 @@ function dirtyBitmapStage(
       return fetched;
     },
     record: c.recordSet,
+    recordLater: (fetched) => {
+      c.recordLater(fetched);
+      // With the VM running again, else while it waits for the pages to be read.
+      void (copyFirst?.until ?? readsAreSent()).then(c.recorded).catch(() => undefined);
+    },
     confirm: async (fetched, signal) => orThrow(await fetched.confirm(signal)),
     join: (fetched) => {
       const sets = c.joinSet(fetched);
       c.counts.selectedPages = bitmapCount(sets.selected.bits);
       return sets;
     },
-    staged: () => void c.copied().then(copied),
+    staged: () => void c.copied().then(copyFirst?.copied),
   });
 }
 
@@ -237,6 +248,7 @@ function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof
       writer: prepared.writer,
       predecessor: prepared.predecessor,
       release: releaseTo(c.seat.slabs, c.seat.compressedSlabs),
+      recorded: c.recorded,
       sealing: () => c.sealing(prepared.layerPath),
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
       committed: async () => {

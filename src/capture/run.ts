@@ -80,6 +80,9 @@ export class CaptureRun {
   #fetchAttempted = false;
   #vmStatePath: string | null = null;
   #unsealedPath: string | undefined;
+  /** What `recordLater` left to do; null once it is under way. */
+  #record: (() => Promise<void>) | null = null;
+  #recorded: Promise<void> = Promise.resolve();
 
   constructor(vm: VmHandle, captureId: CaptureId, request: CaptureRequest, deps: RunDeps) {
     this.vm = vm;
@@ -163,6 +166,10 @@ export class CaptureRun {
     resources.defer(() => memoryFile.close());
     resources.use(await engine.enter('pause', signal));
     const counts = new Counts();
+    const recordSet = async (fetched: FetchedSet): Promise<void> => {
+      const pages = pagesOf(fetched, prepared.intent);
+      orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
+    };
     const snapshots = composeStages({
       config,
       prepared,
@@ -192,10 +199,9 @@ export class CaptureRun {
         this.#vmStatePath = fetched.vmStatePath;
         return orThrow(nodeDb.joinSet(this.captureId, pagesOf(fetched, prepared.intent)));
       },
-      recordSet: async (fetched) => {
-        const pages = pagesOf(fetched, prepared.intent);
-        orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
-      },
+      recordSet,
+      recordLater: (fetched) => (this.#record = () => recordSet(fetched)),
+      recorded: () => this.#recordOnce(),
     });
     for await (const snapshot of snapshots) return snapshot;
     throw new Error('the pipeline ended without a snapshot');
@@ -225,6 +231,15 @@ export class CaptureRun {
     if (this.#freeze.state !== 'paused') this.#deps.compactor.check(this.vm.vmId);
   }
 
+  #recordOnce(): Promise<void> {
+    if (this.#record !== null) {
+      this.#recorded = this.#record();
+      this.#record = null;
+      this.#recorded.catch((error: unknown) => this.abort(failureOf(error), error));
+    }
+    return this.#recorded;
+  }
+
   #resumeAt(step: ResumeAfter): Promise<void> {
     const order: readonly ResumeAfter[] = ['copy', 'commit', 'publish'];
     const isDue = order.indexOf(this.resumeAfter) <= order.indexOf(step);
@@ -240,6 +255,8 @@ export class CaptureRun {
       observer.warn('a capture failed with a bug', { captureId: this.captureId, error: reason });
     }
     await this.#freeze.end();
+    // An abort must not come first: what was fetched stays in the ledger.
+    await this.#recordOnce().catch(() => undefined);
     if (this.#committed) {
       this.progress.leftCommitted(detail);
       return;

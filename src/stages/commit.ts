@@ -21,6 +21,8 @@ export interface CommitDeps {
   readonly writer: LayerWriter;
   readonly predecessor: LayerUuid | null;
   readonly release: (slab: Slab) => void;
+  /** Resolves when the ledger has the epoch's set: nothing is sealed before. */
+  readonly recorded: () => Promise<void>;
   /** The file gets its final name now: from here an abort must remove it. */
   readonly sealing: () => void;
   /**
@@ -48,6 +50,7 @@ export function commitLayer(
         }),
       );
       for await (const done of appended) void done;
+      await deps.recorded();
       deps.sealing();
       const sealed = await meter.item(0, () => deps.writer.seal(signal));
       signal.throwIfAborted();

@@ -1,10 +1,10 @@
 /**
- * Asks for the dirty set of a paused VM, and makes its union with what aborted epochs left behind
- * durable. In: the paused VM. Out: the pages to capture. Fails: as the dirty source and the ledger.
+ * Asks for the dirty set of a paused VM, and has its union with what aborted epochs left behind
+ * recorded. In: the paused VM. Out: the pages to capture. Fails: as the dirty source and the ledger.
  *
- * Where the bytes stay in the process, the first pages are read while the ledger reaches the disk
- * (ADR 0041): the stage does not end before it has, so neither does the copy; until then the VM is
- * frozen and no layer is sealed. Where the VMM handed the bytes out, the ledger comes first.
+ * Where the bytes stay in the process, the frozen VM does not wait for the ledger to reach the disk:
+ * such a source does not clear, so a crash before that loses nothing (ADR 0041). No layer is sealed
+ * before. Where the VMM handed the bytes out, the ledger comes first.
  */
 import type { FetchedSet } from '../vmm/source.ts';
 import type { PageBitmap } from '../memory.ts';
@@ -25,6 +25,8 @@ export interface DirtyBitmapDeps {
   readonly confirm: (fetched: FetchedSet, signal: AbortSignal) => Promise<void>;
   /** Step 3 of an epoch: durable when it resolves. */
   readonly record: (fetched: FetchedSet) => Promise<void>;
+  /** As `record`, at a time that does not hold the VM up, and before a layer is sealed. */
+  readonly recordLater: (fetched: FetchedSet) => void;
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
   readonly countPages: (bitmap: PageBitmap) => number;
@@ -45,44 +47,27 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
           if (fetched.bytes.kind === 'file') await deps.record(fetched);
           return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
         });
-        const { fetched } = set;
-        const recorded = finish(fetched, deps, signal).then(() => meter.end());
-        // A failure is thrown below; until then it must not count as unhandled.
-        recorded.catch(() => undefined);
+        meter.end();
+        const { fetched, ...pages } = set;
         const source = byteSource(fetched, set.selected, deps);
         if (source.kind === 'file') deps.staged();
+        if (fetched.bytes.kind === 'file') {
+          yield { ...pages, source };
+          continue;
+        }
+        deps.recordLater(fetched);
+        const confirmed = deps.confirm(fetched, signal);
+        // Thrown below: the copy has not ended before.
+        confirmed.catch(() => undefined);
         try {
-          yield {
-            layout: set.layout,
-            selected: set.selected,
-            zero: set.zero,
-            source,
-            vmStatePath: set.vmStatePath,
-          };
+          yield { ...pages, source };
         } finally {
-          await recorded;
+          await confirmed;
         }
       }
     },
   };
 }
-
-async function finish(
-  fetched: FetchedSet,
-  deps: DirtyBitmapDeps,
-  signal: AbortSignal,
-): Promise<void> {
-  if (fetched.bytes.kind === 'file') return;
-  const confirmed = deps.confirm(fetched, signal);
-  // Thrown below, once the ledger has the set.
-  confirmed.catch(() => undefined);
-  await readsAreSent();
-  await deps.record(fetched);
-  await confirmed;
-}
-
-/** The first reads are with the workers: what was yielded before this turn has been taken up. */
-const readsAreSent = (): Promise<void> => new Promise((resolve) => void setImmediate(resolve));
 
 /**
  * A memory file holds the pages of its own set only; what an aborted epoch left is read from the

@@ -207,8 +207,23 @@ export class ProcessSource implements DirtySource {
     const mappings = ahead.mappings ?? (await this.#mappings(signal));
     const text = orFail(await this.#client.bulk('/memory/dirty', signal));
     const what = `GET /memory/dirty at ${this.#client.socketPath}`;
-    const dirty = decodePageBits(text, ['bitmap'], mappings, what).bitmap;
+    const dirty = await this.#bitsOf(text, mappings, what, signal);
     return { layout: mappings.layout, mapped: true, dirty };
+  }
+
+  /** A bitmap that does not fit mappings of before the pause may be of a layout that changed. */
+  async #bitsOf(
+    text: Uint8Array,
+    mappings: Mappings,
+    what: string,
+    signal: AbortSignal,
+  ): Promise<PageBitmap> {
+    try {
+      return decodePageBits(text, ['bitmap'], mappings, what).bitmap;
+    } catch (error) {
+      await this.#mappings(signal);
+      throw error;
+    }
   }
 
   async #findLayout(signal: AbortSignal): Promise<Placed> {

@@ -1,4 +1,4 @@
-import { chmodSync, writeFileSync, existsSync, readFileSync } from 'node:fs';
+import { chmodSync, copyFileSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import { expect, test } from 'vitest';
@@ -9,7 +9,7 @@ import { schemaVersion } from '../../src/lineage/schema.ts';
 import { bytes, captureId, digest, holdId, pageCount, vmId } from '../../src/units.ts';
 import { emptyBitmap, joinSets } from '../../src/lineage/page-sets.ts';
 import { attach, captureTo, chain, clearing, failed, finish } from './fixtures.ts';
-import { layer, mustFail, mustOk, newJob, openDb, temporaryFolder } from './fixtures.ts';
+import { layer, mustFail, mustOk, newJob, openDb, pages, temporaryFolder } from './fixtures.ts';
 
 const vm = vmId('vm-1');
 const c = captureId;
@@ -242,4 +242,24 @@ test('a 64 GiB guest’s ledger is joined and stored without stalling the daemon
     expect(took).toBeLessThan(2000);
     mustOk(db.abort(c(name), failed));
   }
+});
+
+test('a set recorded on another thread is on the disk: files copied then have it', async () => {
+  const folder = temporaryFolder();
+  const db = openDb(folder);
+  attach(db);
+  newJob(db, vm, 'c1');
+  mustOk(db.begin(vm, c('c1'), clearing));
+  const fetched = { selected: pages(2, 5), zero: pages(9) };
+  const joined = mustOk(db.joinSet(c('c1'), fetched));
+  expect(db.ledger(vm)).toBeNull();
+  expect(db.getJob(c('c1'))?.step).toBe('intended');
+  expect(mustOk(await db.recordSetAsync(c('c1'), fetched))).toEqual(joined);
+  const copy = temporaryFolder();
+  for (const file of ['node.db', 'node.db-wal']) {
+    copyFileSync(join(folder, file), join(copy, file));
+  }
+  const again = openDb(copy);
+  expect(again.ledger(vm)).toEqual(joined);
+  expect(again.getJob(c('c1'))?.step).toBe('recorded');
 });

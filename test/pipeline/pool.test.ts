@@ -32,6 +32,28 @@ test('W1: a capture with three tasks is done long before one with two hundred', 
   expect(depths.at(-1)).toBe(0);
 });
 
+test('W2: two tasks a thread are handed on, and four of an operation that is short', async () => {
+  const short: WorkerOperation<{ startedSlot: number; cancelSlot: number }, string> = {
+    ...untilCancelled,
+    short: true,
+  };
+  for (const [operation, waiting] of [
+    [untilCancelled, 4],
+    [short, 2],
+  ] as const) {
+    const { pool, words, depths } = makePool(1);
+    await using open = pool;
+    void open;
+    const client = pool.client();
+    const task = { startedSlot: 2, cancelSlot: 3 };
+    const runs = Array.from({ length: 6 }, () => client.run(operation, task));
+    expect(depths.at(-1)).toBe(waiting);
+    Atomics.store(words, 3, 1);
+    Atomics.notify(words, 3);
+    await Promise.all(runs);
+  }
+});
+
 test('W3: closing refuses queued tasks at once, and settled waits for the running one', async () => {
   const { pool, words } = makePool(1);
   await using open = pool;

@@ -132,3 +132,27 @@ test('a buffer that is held back hands nothing on, and fills up to its bound', a
   await consumer;
   expect(got).toEqual([0, 1, 2, 3, 4, 5]);
 });
+
+test('a buffer that is held back stays so when its producer has ended', async () => {
+  let release: () => void = () => undefined;
+  const holdUntil = new Promise<void>((resolve) => (release = resolve));
+  let ended: () => void = () => undefined;
+  const producerEnded = new Promise<void>((resolve) => (ended = resolve));
+  async function* source(): AsyncIterable<number> {
+    await Promise.resolve();
+    yield 7;
+    ended();
+  }
+  const got: number[] = [];
+  const consumer = (async () => {
+    const options = { max: 3, weightOf: () => 1, gauge: quiet, holdUntil };
+    for await (const item of buffer(source(), options)) got.push(item);
+  })();
+  await producerEnded;
+  // Everything that could be handed on without `release` would be within a turn.
+  await new Promise((resolve) => setImmediate(resolve));
+  expect(got).toEqual([]);
+  release();
+  await consumer;
+  expect(got).toEqual([7]);
+});

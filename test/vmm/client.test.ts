@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { VmmClient } from '../../src/vmm/client.ts';
 import { enableTracking, probeVmm } from '../../src/vmm/probe.ts';
-import { answerPaths, never, pausedVm, startRawServer } from './raw-server.ts';
+import { answerPaths, httpAnswer, never, pausedVm, startRawServer } from './raw-server.ts';
 
 const notPaused = '{"fault_message":"VM must be paused to read dirty pages"}';
 const notStarted = '{"fault_message":"The requested operation is not supported before starting."}';
@@ -113,4 +113,49 @@ test('a VMM that knows balloons and has none removes no pages', async () => {
   await using server = await startRawServer(answerPaths({ ...pausedVm, '/balloon': [400, none] }));
   const probed = await probeVmm(new VmmClient({ socketPath: server.socketPath }), never);
   expect(probed).toMatchObject({ ok: true, value: { capabilities: { removesPages: false } } });
+});
+
+test('a kept connection carries one request after another, and no other survives it', async () => {
+  const connections = new Set<unknown>();
+  const answers = answerPaths(pausedVm);
+  await using server = await startRawServer((socket, line, body) => {
+    connections.add(socket);
+    answers(socket, line, body);
+  });
+  const client = new VmmClient({ socketPath: server.socketPath });
+  const kept = client.keepConnections();
+  for (let i = 0; i < 5; i++)
+    expect(await client.state(never)).toEqual({ ok: true, value: 'Paused' });
+  expect(connections.size).toBe(1);
+  kept[Symbol.dispose]();
+  await client.state(never);
+  await client.state(never);
+  expect(connections.size).toBe(3);
+});
+
+test('a kept connection that its peer closed is replaced for GET and PATCH, never for PUT', async () => {
+  const accepted: string[] = [];
+  await using server = await startRawServer((socket, line) => {
+    const first = accepted.length === 0;
+    accepted.push(line);
+    if (first) socket.write(httpAnswer(200, pausedVm['/'][1]));
+    // The second request on the first connection is lost with it.
+    else if (accepted.length === 2) socket.destroy();
+    else socket.end(httpAnswer(200, pausedVm['/'][1]));
+  });
+  const client = new VmmClient({ socketPath: server.socketPath });
+  const again = async (ask: () => Promise<{ readonly ok: boolean }>): Promise<boolean> => {
+    accepted.length = 0;
+    using kept = client.keepConnections();
+    void kept;
+    await client.state(never);
+    return (await ask()).ok;
+  };
+  expect(await again(() => client.state(never))).toBe(true);
+  expect(accepted).toHaveLength(3);
+  expect(await again(() => client.resume(never))).toBe(true);
+  expect(accepted).toHaveLength(3);
+  const create = { type: 'Diff', snapshotPath: '/tmp/state' } as const;
+  expect(await again(() => client.createSnapshot(create, never))).toBe(false);
+  expect(accepted).toHaveLength(2);
 });

@@ -62,6 +62,26 @@ describe.each(dialects)('dialect %s', (dialect) => {
     expect(errorOf(await source.fetch(attached.newFetch())).kind).toBe('layout-changed');
   });
 
+  test.skipIf(dialect === 'firecracker')(
+    'a VM that runs again, or grew, while its pages are read is noticed',
+    async () => {
+      await using attached = await attach({ dialect, regions });
+      const { vm } = attached;
+      await vm.run({ pages: { pages: listed } });
+      const source = await attached.source('mincore');
+      await source.layout(never);
+      await vm.pause();
+      const set = await attached.fetch(source);
+      expect(await set.confirm(never)).toEqual({ ok: true, value: undefined });
+      await vm.resume();
+      expect(errorOf(await set.confirm(never)).kind).toBe('vmm-refused');
+      await vm.pause();
+      if (dialect !== 'e2b') return;
+      await vm.addRegion({ guestAddress: 0x2_0000_0000n, bytes: 4 * MIB });
+      expect(errorOf(await set.confirm(never)).kind).toBe('layout-changed');
+    },
+  );
+
   test('without tracking mode dirty is refused, and mincore selects what is resident', async () => {
     await using attached = await attach({ dialect, memoryMib: 16, track: false });
     const { vm } = attached;
