@@ -67,6 +67,16 @@ const stageSchema = z.object({
   bytes: sizeBytes,
 });
 
+const shadowSchema = z.union([
+  z.object({
+    compared: z.enum(['all', 'not-stored-yet']),
+    both: z.int(),
+    primaryOnly: z.int(),
+    shadowOnly: z.int(),
+  }),
+  z.object({ compared: z.literal('nothing'), reason: z.string() }),
+]);
+
 const resultSchema = z.object({
   snapshotId: z.string(),
   layer: z.string(),
@@ -83,6 +93,7 @@ const resultSchema = z.object({
   epoch: z.int(),
   selection: z.enum(['epoch', 'cumulative', 'widened']),
   selectionReason: z.string().nullable(),
+  shadow: shadowSchema.nullable(),
   frozenMs: z.number(),
   totalMs: z.number(),
   resumeAfter,

@@ -10,6 +10,7 @@ import { VmmClient } from '../vmm/client.ts';
 import { identify } from '../vmm/identity.ts';
 import { openDirtySource } from '../vmm/open-source.ts';
 import { enableTracking, probeVmm, type VmmFacts } from '../vmm/probe.ts';
+import { ShadowedSource } from '../vmm/shadow.ts';
 import type { TrackingMode } from '../vmm/source.ts';
 import { readSwapAreas } from '../vmm/swap.ts';
 import { VmHandle } from './vm-handle.ts';
@@ -35,7 +36,7 @@ export async function bindVm(
   if (!identity.ok) return identity;
   const client = new VmmClient({ socketPath: socket.value, timeoutsMs: timeouts(config) });
   client.bind(identity.value);
-  const handle = await bindIdentified(request, client, identity.value, signal);
+  const handle = await bindIdentified(config, request, client, identity.value, signal);
   if (!handle.ok) identity.value[Symbol.dispose]();
   return handle;
 }
@@ -43,6 +44,7 @@ export async function bindVm(
 type Identity = Extract<ReturnType<typeof identify>, { ok: true }>['value'];
 
 async function bindIdentified(
+  config: Config,
   request: BindRequest,
   client: VmmClient,
   identity: Identity,
@@ -63,7 +65,9 @@ async function bindIdentified(
   const readSwaps = (): ReturnType<typeof readSwapAreas> => readSwapAreas();
   const source = await openDirtySource({ client, facts, identity, mode, readSwaps });
   if (!source.ok) return source;
-  return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: source.value }));
+  const shadowed = config.memorySnapshot.trackingShadow === 'pagemap';
+  const chosen = shadowed ? new ShadowedSource(source.value, identity) : source.value;
+  return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: chosen }));
 }
 
 function idOf(request: BindRequest, facts: VmmFacts): Result<VmId, FailureDetail> {

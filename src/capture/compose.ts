@@ -24,6 +24,7 @@ import { readPages } from '../stages/read.ts';
 import { resumeVm } from '../stages/resume.ts';
 import { contentId, snapshotId, type CaptureId, type SnapshotId } from '../units.ts';
 import { identityError } from '../vmm/identity.ts';
+import type { ShadowReport } from '../vmm/shadow.ts';
 import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import { orThrow } from './failure.ts';
@@ -39,6 +40,7 @@ export class Counts {
   selectedPages = 0;
   zeroPages = 0;
   equalPages = 0;
+  shadow: ShadowReport | null = null;
 }
 
 export interface Composition {
@@ -201,6 +203,7 @@ function dirtyBitmapStage(
           signal,
         }),
       );
+      noteShadow(c, fetched);
       if (fetched.bytes.kind === 'file') await c.memoryFile.open(fetched.bytes.path);
       return fetched;
     },
@@ -218,6 +221,12 @@ function dirtyBitmapStage(
     },
     staged: () => void c.copied().then(copyFirst?.copied),
   });
+}
+
+function noteShadow(c: Composition, { shadow }: FetchedSet): void {
+  if (shadow === undefined) return;
+  c.counts.shadow = shadow;
+  c.observer.shadowed({ captureId: c.captureId, vmId: c.vm.vmId }, shadow);
 }
 
 function readStage(c: Composition, copied: (() => void) | undefined): ReturnType<typeof readPages> {

@@ -4,6 +4,8 @@
  */
 import type { CompactionReport } from '../lineage/compaction.ts';
 import type { QueueGauge } from '../pipeline/queue.ts';
+import type { CaptureId, VmId } from '../units.ts';
+import type { ShadowReport } from '../vmm/shadow.ts';
 import type { CaptureView, StageName } from './types.ts';
 
 export interface Gauges {
@@ -24,6 +26,11 @@ export interface CaptureObserver extends Gauges {
   ) => void;
   /** The capture is committed, published or aborted; each of the states it reaches, once. */
   readonly reached: (capture: CaptureView) => void;
+  /** Once for each fetch with a shadow check, whatever becomes of the capture. */
+  readonly shadowed: (
+    capture: { readonly captureId: CaptureId; readonly vmId: VmId },
+    report: ShadowReport,
+  ) => void;
   readonly compacted: (report: CompactionReport) => void;
   /** Something an operator should know that ends no capture. */
   readonly warn: (what: string, facts: Readonly<Record<string, unknown>>) => void;
@@ -37,6 +44,7 @@ export const silentObserver: CaptureObserver = {
   frozen: () => undefined,
   publishFailed: () => undefined,
   reached: () => undefined,
+  shadowed: () => undefined,
   compacted: () => undefined,
   warn: () => undefined,
 };

@@ -168,6 +168,7 @@ export class CaptureProgress {
       epoch: intent.epoch,
       selection: intent.widen === null ? named : 'widened',
       selectionReason: intent.widen?.reason ?? null,
+      shadow: counts.shadow,
       frozenMs: 0,
       totalMs: 0,
       resumeAfter: of.resumeAfter,

@@ -3,6 +3,7 @@
  * here crosses HTTP as it stands (sizes as JSON numbers below 2^53, addresses never).
  */
 import type { StageName } from '../stage-names.ts';
+import type { ShadowReport } from '../vmm/shadow.ts';
 import type { CaptureId, Digest, LayerUuid, SnapshotId, VmId } from '../units.ts';
 
 export type TrackingMode = 'mincore' | 'dirty' | 'pagemap';
@@ -88,6 +89,11 @@ export interface CaptureResult {
   readonly selection: 'epoch' | 'cumulative' | 'widened';
   /** Why the selection is wider than the epoch's own set; null where it is not. */
   readonly selectionReason: string | null;
+  /**
+   * What the shadow check found, in pages: `shadowOnly` were missed by the VMM, and captured all the
+   * same. Null where it is off.
+   */
+  readonly shadow: ShadowReport | null;
   /**
    * From sending the pause to the answer to the resume, milliseconds; 0 where the owner had paused
    * the VM.

@@ -102,6 +102,12 @@ function captureEvents(deps: ObserverDeps): Omit<CaptureObserver, 'queue' | 'sla
       if (capture.status === 'aborted') loggerOf(capture).warn(facts, 'capture aborted');
       else loggerOf(capture).info(facts, `capture ${capture.status}`);
     },
+    shadowed({ captureId, vmId }, report) {
+      metrics.shadowed(report);
+      if (report.compared === 'nothing' || report.shadowOnly === 0) return;
+      const facts = { capture: captureId, vm: vmId, report };
+      logger.warn(facts, 'the VMM missed pages that its page tables show as written');
+    },
     compacted(report) {
       metrics.chainCompacted({ writtenBytes: report.rewrittenBytes });
       logger.info(report, 'chain compacted');

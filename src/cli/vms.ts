@@ -1,7 +1,7 @@
 /** Commands on VMs and captures: they ask the daemon. */
 import { randomUUID } from 'node:crypto';
 import { InvalidArgumentError, Option, type Command } from 'commander';
-import type { CaptureView, ForkView, VmView } from '../capture/types.ts';
+import type { CaptureResult, CaptureView, ForkView, VmView } from '../capture/types.ts';
 import { parseDuration } from '../config/values.ts';
 import { clientFrom, segment, type Client } from './client.ts';
 import { exitCodes, globalOptions, print } from './context.ts';
@@ -46,6 +46,16 @@ function captureRows(captures: readonly CaptureView[]): string {
   return table(head, rows);
 }
 
+function shadowLines(shadow: CaptureResult['shadow']): string[] {
+  if (shadow === null) return [];
+  if (shadow.compared === 'nothing') return [`  shadow    not compared: ${shadow.reason}`];
+  const { both, primaryOnly, shadowOnly } = shadow;
+  return [
+    `  shadow    ${countText(both)} pages seen by both, ${countText(primaryOnly)} by the VMM ` +
+      `alone, ${countText(shadowOnly)} missed by it`,
+  ];
+}
+
 /** What one capture did, with a line per stage. */
 export function captureText(capture: CaptureView): string {
   const { result, failure } = capture;
@@ -59,6 +69,7 @@ export function captureText(capture: CaptureView): string {
       `  pages     ${countText(result.selectedPages)} selected (${result.selection}), ` +
         `${countText(result.deduplicatedPages)} as in the parent, ` +
         `${countText(result.zeroPages)} zero`,
+      ...shadowLines(result.shadow),
       `  time      ${msText(result.frozenMs)} frozen, ${msText(result.totalMs)} in all, ` +
         `resumed after ${result.resumeAfter}`,
     );

@@ -99,6 +99,15 @@ const memorySnapshot = z
           'of KVM and the VMM), `pagemap` (file-backed restores: private pages). Attach can ' +
           'override it.',
       ),
+    tracking_shadow: z
+      .enum(['off', 'pagemap'])
+      .prefault('off')
+      .describe(
+        'A second source that each capture in mode `dirty` is compared with. `pagemap`: the page ' +
+          'tables of VMs of the dialects `aenv` and `e2b` that were restored from a memory file. ' +
+          'Pages that the VMM missed are captured all the same, counted and logged; the scan is ' +
+          'part of the frozen time.',
+      ),
     compression: z
       .enum(['none', 'lz4', 'zstd'])
       .prefault('none')

@@ -27,6 +27,14 @@ export interface CaptureAmounts {
   readonly selection: string;
 }
 
+/** Pages that two sources were compared on. */
+export interface ShadowPages {
+  readonly compared: 'all' | 'not-stored-yet';
+  readonly both: number;
+  readonly primaryOnly: number;
+  readonly shadowOnly: number;
+}
+
 /** Numbers that are read when metrics are collected, not when they change. */
 export interface Observed {
   /** Items waiting before each stage, and the configured bound, over all captures. */
@@ -58,6 +66,8 @@ export interface Metrics {
   captured(amounts: CaptureAmounts): void;
   published(seconds: number): void;
   publishFailed(kind: string): void;
+  /** A fetch with a shadow check; a `ShadowReport` fits. */
+  shadowed(report: ShadowPages | { readonly compared: 'nothing' }): void;
   chainCompacted(amounts: { readonly writtenBytes: number }): void;
   gcRun(run: {
     readonly outcome: 'done' | 'stopped' | 'failed';
@@ -137,6 +147,8 @@ function instruments(meter: Meter) {
     chainDepth: histogram('varve_chain_depth', 'Depth of the chain after a commit.', depthBuckets),
     publishes: counter('varve_publishes_total', 'Attempts to publish a snapshot.'),
     publishSeconds: seconds('varve_publish_seconds', 'From commit to the snapshot being visible.'),
+    shadowChecks: counter('varve_shadow_checks_total', 'Shadow checks, by what was compared.'),
+    shadowPages: counter('varve_shadow_pages_total', 'Pages compared, by the sources naming them.'),
     compactions: counter('varve_compactions_total', 'Merges of chain layers.'),
     compactWritten: counter('varve_compaction_written_bytes_total', 'Bytes that merges wrote.'),
     gcRuns: counter('varve_gc_runs_total', 'Garbage collections.'),
@@ -269,6 +281,13 @@ function captureMetrics(made: Made) {
       made.dataBytes.add(amounts.dataBytes);
       made.chainDepth.record(amounts.chainDepth);
       made.selections.add(1, { selection: amounts.selection });
+    },
+    shadowed(report: ShadowPages | { readonly compared: 'nothing' }): void {
+      made.shadowChecks.add(1, { compared: report.compared });
+      if (report.compared === 'nothing') return;
+      made.shadowPages.add(report.both, { seen_by: 'both' });
+      made.shadowPages.add(report.primaryOnly, { seen_by: 'primary' });
+      made.shadowPages.add(report.shadowOnly, { seen_by: 'shadow' });
     },
     chainCompacted(amounts: { readonly writtenBytes: number }): void {
       made.compactions.add(1);

@@ -13,6 +13,7 @@ import type { Result } from '../result.ts';
 import type { VmmEpochs } from './epochs.ts';
 import type { VmmError } from './errors.ts';
 import type { Dialect } from './probe.ts';
+import type { ShadowReport } from './shadow.ts';
 
 export const trackingModes = ['mincore', 'dirty', 'pagemap'] as const;
 export type TrackingMode = (typeof trackingModes)[number];
@@ -60,6 +61,8 @@ export interface FetchedSet {
    * pause turns out not to hold. Call it while the VM is paused; no layer is sealed before.
    */
   readonly confirm: (signal: AbortSignal) => Promise<Result<void, VmmError>>;
+  /** What a shadow check found; absent where none was asked for. */
+  readonly shadow?: ShadowReport;
 }
 
 export interface DirtySource {

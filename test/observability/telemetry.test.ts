@@ -152,3 +152,15 @@ test('a collector that is not there delays the close, by seconds at most', async
   await telemetry.close();
   expect(performance.now() - before).toBeLessThan(5_000);
 });
+
+test('shadow checks count the pages that each source saw', async () => {
+  const { metrics, render } = telemetryWith();
+  const pages = { both: 90, primaryOnly: 4, shadowOnly: 3 };
+  metrics.shadowed({ compared: 'all', ...pages });
+  metrics.shadowed({ compared: 'nothing' });
+  const text = await render();
+  expect(sample(text, 'varve_shadow_pages_total{seen_by="both"}')).toBe(90);
+  expect(sample(text, 'varve_shadow_pages_total{seen_by="primary"}')).toBe(4);
+  expect(sample(text, 'varve_shadow_pages_total{seen_by="shadow"}')).toBe(3);
+  expect(sample(text, 'varve_shadow_checks_total{compared="nothing"}')).toBe(1);
+});
