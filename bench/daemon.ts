@@ -1,19 +1,32 @@
 /** A real daemon in its own process, for benches: what is measured is what users run. */
 import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { get } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { stringify } from 'smol-toml';
+import { FileArtifactStore } from '../src/artifact/file-store.ts';
 import type { CaptureRequest, CaptureView, VmView } from '../src/capture/types.ts';
+import { openCatalog } from '../src/catalog/open.ts';
 import { Client } from '../src/cli/client.ts';
+import { valueOf } from '../src/cli/parts.ts';
 import { launchMiniVm, type LaunchOptions, type MiniVm } from '../src/minivm/launch.ts';
+import { materialise } from '../src/restore/materialise.ts';
 
 export const projectRoot: string = new URL(
   import.meta.url.includes('/dist/') ? '../..' : '..',
   import.meta.url,
 ).pathname;
+
+export interface Restored {
+  readonly folder: string;
+  /** From the request to the files, every byte checked against its digest. */
+  readonly tookMs: number;
+  readonly memoryPath: string;
+  readonly vmStatePath: string;
+}
 
 export class BenchDaemon implements AsyncDisposable {
   readonly folder: string;
@@ -68,8 +81,13 @@ export class BenchDaemon implements AsyncDisposable {
     return launchMiniVm({ id, socketPath: join(this.folder, `${id}.sock`), ...options });
   }
 
-  attach(vm: MiniVm, trackingMode: VmView['trackingMode'] = 'dirty'): Promise<VmView> {
-    const body = { socketPath: vm.socketPath, trackingMode };
+  /** @param launchParent the snapshot that the VM was restored from */
+  attach(
+    vm: MiniVm,
+    trackingMode: VmView['trackingMode'] = 'dirty',
+    launchParent?: string,
+  ): Promise<VmView> {
+    const body = { socketPath: vm.socketPath, trackingMode, launchParent };
     return this.#client.call<VmView>('POST', '/v1/vms', body);
   }
 
@@ -84,6 +102,53 @@ export class BenchDaemon implements AsyncDisposable {
     const view = await this.#client.call<CaptureView>('GET', `/v1/captures/${captureId}`);
     if (view.status !== 'published') throw new Error(`capture failed: ${JSON.stringify(view)}`);
     return view;
+  }
+
+  async chainDepth(vmId: string): Promise<number> {
+    return (await this.#client.call<VmView>('GET', `/v1/vms/${vmId}`)).chainDepth;
+  }
+
+  /** Sum of a metric's samples, whatever their labels. */
+  async metric(name: string): Promise<number> {
+    const text = await new Promise<string>((resolve, reject) => {
+      const socketPath = join(this.folder, 'varve.sock');
+      get({ socketPath, path: '/metrics' }, (answer) => {
+        let body = '';
+        answer.setEncoding('utf8').on('data', (chunk: string) => (body += chunk));
+        answer.on('end', () => resolve(body)).on('error', reject);
+      }).on('error', reject);
+    });
+    const samples = text.matchAll(new RegExp(`^${name}(?:\\{[^}]*\\})? (\\S+)$`, 'gm'));
+    return [...samples].reduce((sum, [, value]) => sum + Number(value), 0);
+  }
+
+  /** Bytes on disk of a folder of the state, a file with several names counted once. */
+  diskBytes(name: 'layers' | 'artifacts'): number {
+    const seen = new Map<number, number>();
+    const options = { recursive: true, withFileTypes: true } as const;
+    for (const entry of readdirSync(join(this.folder, 'state', name), options)) {
+      if (!entry.isFile()) continue;
+      const file = statSync(join(entry.parentPath, entry.name), { throwIfNoEntry: false });
+      if (file !== undefined) seen.set(file.ino, file.blocks * 512);
+    }
+    return [...seen.values()].reduce((sum, bytes) => sum + bytes, 0);
+  }
+
+  /** Makes the files that a VMM restores from, as `materialise` does, from the daemon's own state. */
+  async restore(snapshot: string): Promise<Restored> {
+    const state = join(this.folder, 'state');
+    const catalog = valueOf(await openCatalog({ url: `sqlite:${state}/catalog.db` }));
+    try {
+      const store = valueOf(await FileArtifactStore.open({ root: join(state, 'artifacts') }));
+      const folder = mkdtempSync(join(this.folder, 'restored-'));
+      const signal = new AbortController().signal;
+      const began = process.hrtime.bigint();
+      const files = await materialise({ catalog, store }, { snapshot, folder, signal });
+      const tookMs = Number(process.hrtime.bigint() - began) / 1e6;
+      return { folder, tookMs, memoryPath: files.memoryPath, vmStatePath: files.vmStatePath ?? '' };
+    } finally {
+      await catalog.close();
+    }
   }
 
   health(): Promise<unknown> {

@@ -1,18 +1,28 @@
-/** `npm run bench -- <subject> [--size smoke|full]`: runs one bench and prints its lines. */
+/**
+ * `npm run bench -- <subject> [--size smoke|full]`: runs one bench and prints its lines. Subject
+ * `epochs` also takes `--part chain|modes|compression|tracking` and `--plot <file.svg>`.
+ */
 import { parseArgs } from 'node:util';
 import { captureBench, sizes as captureSizes } from './capture.bench.ts';
 import { catalogBench, sizes as catalogSizes } from './catalog.bench.ts';
+import { epochsBench, parts, sizes as epochSizes } from './epochs.bench.ts';
 import { layerBench, sizes as layerSizes } from './layer.bench.ts';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
-  options: { size: { type: 'string', default: 'full' } },
+  options: {
+    size: { type: 'string', default: 'full' },
+    part: { type: 'string' },
+    plot: { type: 'string' },
+  },
 });
 const size = values.size === 'smoke' ? 'smoke' : 'full';
+const part = parts.find((name) => name === values.part);
 const print = (line: string): void => void process.stdout.write(`${line}\n`);
 const benches: Readonly<Record<string, () => Promise<void>>> = {
   capture: () => captureBench(captureSizes[size], print),
   catalog: () => catalogBench(catalogSizes[size], print),
+  epochs: () => epochsBench(epochSizes[size], print, { part, plotFile: values.plot }),
   layer: () => layerBench(layerSizes[size], print),
 };
 const [subject = ''] = positionals;
