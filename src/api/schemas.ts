@@ -44,7 +44,7 @@ export const vmSchema = z
     imageBytes: sizeBytes.nullable(),
     pausedByUs: z.boolean(),
     captureId: z.string().nullable(),
-    state: z.enum(['attached', 'gone']),
+    state: z.enum(['attached', 'unreachable', 'gone']),
   })
   .openapi('Vm');
 

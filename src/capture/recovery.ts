@@ -11,9 +11,11 @@ import type { NodeDb } from '../lineage/node-db.ts';
 import { recover, type RecoveryHooks, type VmIdentity } from '../lineage/recovery.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
+import type { VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
 import { failureOf } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
+import { processLives } from './tending.ts';
 import type { TrackingMode } from './types.ts';
 import type { VmTable } from './vm-table.ts';
 
@@ -24,6 +26,8 @@ export interface RecoveryDeps {
   readonly vms: VmTable;
   readonly signal: AbortSignal;
   readonly publish: (job: CaptureJob) => void;
+  /** Goes on with a VM in the background. */
+  readonly tend: (vmId: VmId) => void;
 }
 
 /** How long a VMM may take to say who it is at start-up, milliseconds. */
@@ -42,15 +46,22 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
   };
   const report = await recover(nodeDb, hooks, deps.signal);
   for (const { action, failure } of report.failed) {
-    observer.warn('a recovery step failed and is tried again at the next start', {
-      action: action.kind,
-      failure,
-    });
+    const facts = { action: action.kind, failure };
+    if (action.kind === 'resume-vm') {
+      observer.warn('a VM could not be resumed yet, and is tried again', facts);
+    } else observer.warn('a recovery step failed and is tried again at the next start', facts);
+  }
+  for (const vm of nodeDb.listVms()) {
+    const missing = deps.vms.handle(vm.vmId) === undefined && processLives(vm);
+    if (missing || vm.pausedBy !== null) deps.tend(vm.vmId);
   }
 }
 
 /** The same process under the same socket is taken up again; any other is left alone. */
-async function rebind(record: VmRecord, deps: RecoveryDeps): Promise<void> {
+export async function rebind(
+  record: VmRecord,
+  deps: Pick<RecoveryDeps, 'config' | 'observer' | 'vms' | 'signal'>,
+): Promise<void> {
   const signal = AbortSignal.any([deps.signal, AbortSignal.timeout(rebindTimeoutMs)]);
   const { socketPath, vmId } = record;
   const trackingMode = record.trackingMode as TrackingMode;
@@ -69,7 +80,8 @@ async function rebind(record: VmRecord, deps: RecoveryDeps): Promise<void> {
 
 function identityOf(vm: VmRecord, vms: VmTable): VmIdentity {
   const handle = vms.handle(vm.vmId);
-  return handle === undefined ? 'exited' : handle.identity.check();
+  if (handle !== undefined) return handle.identity.check();
+  return processLives(vm) ? 'same' : 'exited';
 }
 
 async function resume(
@@ -78,7 +90,10 @@ async function resume(
   signal: AbortSignal,
 ): Promise<Result<void, FailureDetail>> {
   const handle = vms.handle(vm.vmId);
-  if (handle === undefined) return ok(undefined);
+  if (handle === undefined) {
+    const message = `the VMM of ${vm.vmId} does not answer`;
+    return err({ kind: 'vmm-unreachable', message });
+  }
   const resumed = await handle.client.resume(signal);
   if (resumed.ok || resumed.error.kind === 'vm-exited') return ok(undefined);
   return resumed;

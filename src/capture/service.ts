@@ -31,8 +31,9 @@ import { keptJson, viewOfJob } from './job-view.ts';
 import { localChain } from './launch-chain.ts';
 import type { CaptureObserver } from './observer.ts';
 import { Publisher } from './publisher.ts';
-import { recoverAtStart } from './recovery.ts';
+import { rebind, recoverAtStart } from './recovery.ts';
 import { CaptureRun, type RunDeps } from './run.ts';
+import { processLives, Tending } from './tending.ts';
 import { watchRun } from './watch.ts';
 import type {
   AttachRequest,
@@ -74,6 +75,7 @@ export class CaptureService implements Captures {
   readonly #byVm = new Map<VmId, CaptureRun>();
   readonly #publisher: Publisher;
   readonly #compactor: Compactor;
+  readonly #tending: Tending;
   readonly #stopping = new AbortController();
   readonly #background = new Set<Promise<unknown>>();
 
@@ -93,6 +95,18 @@ export class CaptureService implements Captures {
       onCompacted: (report) => deps.observer.compacted(report),
       onFailed: (vm, failure) => deps.observer.warn('a compaction failed', { vm, failure }),
     });
+    const { signal } = this.#stopping;
+    this.#tending = new Tending({
+      ...deps,
+      vms: this.#vms,
+      signal,
+      rebind: (record) => rebind(record, { ...deps, vms: this.#vms, signal }),
+    });
+  }
+
+  /** Until the VM runs and is attached, or is gone. */
+  #tend(vmId: VmId): void {
+    this.#track(this.#tending.tend(vmId));
   }
 
   /** Recovers what an earlier life of the daemon left, then takes requests. */
@@ -105,6 +119,7 @@ export class CaptureService implements Captures {
       vms: service.#vms,
       signal: service.#stopping.signal,
       publish: (job) => service.#publishLater(job),
+      tend: (vmId) => service.#tend(vmId),
     });
     for (const vm of deps.nodeDb.listVms()) service.#compactor.check(vm.vmId);
     return service;
@@ -196,7 +211,9 @@ export class CaptureService implements Captures {
     const { nodeDb, clock } = this.#deps;
     if (this.#stopping.signal.aborted) return refused(stoppingError());
     const handle = this.#vms.handle(id);
-    if (handle === undefined || nodeDb.getVm(id) === undefined) return refused(vmUnknown(id));
+    const record = nodeDb.getVm(id);
+    if (record === undefined) return refused(vmUnknown(id));
+    if (handle === undefined) return refused(notFoundAgain(record));
     const { idempotencyKey, ...rest } = request;
     const repeated = await this.#aliasProblem(request);
     if (repeated !== null) return refused(repeated);
@@ -236,7 +253,9 @@ export class CaptureService implements Captures {
 
   #runEnded(run: CaptureRun): void {
     const { nodeDb, observer } = this.#deps;
-    if (this.#byVm.get(run.vm.vmId) === run) this.#byVm.delete(run.vm.vmId);
+    const { vmId } = run.vm;
+    if (this.#byVm.get(vmId) === run) this.#byVm.delete(vmId);
+    if (nodeDb.getVm(vmId)?.pausedBy === run.captureId) this.#tend(vmId);
     this.#runs.delete(run.captureId);
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
@@ -363,6 +382,18 @@ function runningFacts(error: {
   return error.runningCaptureId === undefined
     ? undefined
     : { runningCaptureId: error.runningCaptureId };
+}
+
+/** The VM is on record, but its process was not taken up again since the daemon started. */
+function notFoundAgain(record: VmRecord): ServiceError {
+  const { vmId, pid, socketPath } = record;
+  if (!processLives(record)) {
+    return { kind: 'vm-exited', message: `the VMM of ${vmId} exited (pid ${pid})` };
+  }
+  const message =
+    `the VMM of ${vmId} (${socketPath}, pid ${pid}) has not answered since the daemon started; ` +
+    'it is tried again';
+  return { kind: 'vmm-unreachable', message };
 }
 
 const vmUnknown = (id: VmId): ServiceError => ({

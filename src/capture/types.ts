@@ -43,8 +43,11 @@ export interface VmView {
   readonly pausedByUs: boolean;
   /** The running capture, if any. */
   readonly captureId: CaptureId | null;
-  /** `gone` once the process has exited or the socket belongs to another one. */
-  readonly state: 'attached' | 'gone';
+  /**
+   * `gone` once the process has exited or the socket belongs to another one; `unreachable` while its
+   * VMM has not answered since the daemon started, which is tried again.
+   */
+  readonly state: 'attached' | 'unreachable' | 'gone';
 }
 
 export interface CaptureRequest {

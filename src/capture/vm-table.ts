@@ -3,6 +3,7 @@ import type { NodeDb } from '../lineage/node-db.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import type { Dialect, VmView } from './types.ts';
+import { processLives } from './tending.ts';
 import type { VmHandle } from './vm-handle.ts';
 
 export class VmTable {
@@ -57,7 +58,12 @@ export class VmTable {
       imageBytes: record.imageBytes,
       pausedByUs: record.pausedBy !== null,
       captureId: running,
-      state: handle === undefined || handle.gone ? 'gone' : 'attached',
+      state: stateOf(record, handle),
     };
   }
+}
+
+function stateOf(record: VmRecord, handle: VmHandle | undefined): VmView['state'] {
+  if (handle !== undefined) return handle.gone ? 'gone' : 'attached';
+  return processLives(record) ? 'unreachable' : 'gone';
 }

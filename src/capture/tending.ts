@@ -1,0 +1,92 @@
+/**
+ * VMs that need another try: their VMM did not answer when the daemon started, or would not resume
+ * after a capture. Each is tried again in the background, with growing waits, until it runs and is
+ * attached, or its process is gone.
+ */
+import type { Clock } from '../clock.ts';
+import type { NodeDb } from '../lineage/node-db.ts';
+import type { VmRecord } from '../lineage/vms.queries.ts';
+import { processStartTime } from '../native/guest.ts';
+import type { FailureDetail, Result } from '../result.ts';
+import type { CaptureId, VmId } from '../units.ts';
+import type { RunDeps } from './run.ts';
+import type { CaptureObserver } from './observer.ts';
+import type { VmTable } from './vm-table.ts';
+
+export interface TendingDeps {
+  readonly nodeDb: NodeDb;
+  readonly clock: Clock;
+  readonly observer: CaptureObserver;
+  readonly supervisor: RunDeps['supervisor'];
+  readonly vms: VmTable;
+  /** Takes the VM up again where its VMM answers. */
+  readonly rebind: (record: VmRecord) => Promise<void>;
+  /** The daemon stops. */
+  readonly signal: AbortSignal;
+}
+
+const waitMsMin = 200;
+const waitMsMax = 10_000;
+
+/** Whether the process that was attached still lives, whoever listens on its socket. */
+export function processLives(record: Pick<VmRecord, 'pid' | 'startTimeTicks'>): boolean {
+  const started = processStartTime(record.pid);
+  return started.error === 0 && started.ticks === record.startTimeTicks;
+}
+
+export class Tending {
+  readonly #deps: TendingDeps;
+  readonly #tended = new Set<VmId>();
+
+  constructor(deps: TendingDeps) {
+    this.#deps = deps;
+  }
+
+  /** Resolves when there is nothing left to do for the VM, or the daemon stops. Never rejects. */
+  async tend(vmId: VmId): Promise<void> {
+    if (this.#tended.has(vmId)) return;
+    this.#tended.add(vmId);
+    const { clock, signal, observer } = this.#deps;
+    try {
+      for (let waitMs = waitMsMin; !signal.aborted; waitMs = Math.min(waitMs * 2, waitMsMax)) {
+        await clock.sleep(waitMs, signal);
+        if (await this.#try(vmId)) return;
+      }
+    } catch (error) {
+      if (!signal.aborted) observer.warn('a VM could not be tended', { vm: vmId, error });
+    } finally {
+      this.#tended.delete(vmId);
+    }
+  }
+
+  /** True: done with it. */
+  async #try(vmId: VmId): Promise<boolean> {
+    const { nodeDb, vms, signal } = this.#deps;
+    const record = nodeDb.getVm(vmId);
+    if (record === undefined) return true;
+    if (!processLives(record)) return this.#ended(record);
+    if (vms.handle(vmId) === undefined) await this.#deps.rebind(record);
+    const handle = vms.handle(vmId);
+    if (handle === undefined) return false;
+    if (record.pausedBy === null) return true;
+    const resumed = await handle.client.resume(signal);
+    if (!resumed.ok && resumed.error.kind !== 'vm-exited') return false;
+    this.#deps.supervisor.resumed(handle);
+    return this.#cleared(nodeDb.clearPaused(vmId, record.pausedBy), vmId, record.pausedBy);
+  }
+
+  #ended({ vmId, pausedBy }: VmRecord): boolean {
+    if (pausedBy === null) return true;
+    const handle = this.#deps.vms.handle(vmId);
+    if (handle !== undefined) this.#deps.supervisor.resumed(handle);
+    return this.#cleared(this.#deps.nodeDb.clearPaused(vmId, pausedBy), vmId, pausedBy);
+  }
+
+  #cleared(outcome: Result<void, FailureDetail>, vm: VmId, capture: CaptureId): boolean {
+    if (!outcome.ok) {
+      const facts = { vm, capture, error: outcome.error };
+      this.#deps.observer.warn('a resume could not be recorded', facts);
+    }
+    return outcome.ok;
+  }
+}

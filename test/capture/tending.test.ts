@@ -1,0 +1,81 @@
+/** VMs whose VMM fails for a while: they are taken up again without another start of the daemon. */
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { systemClock } from '../../src/clock.ts';
+import { NodeDb } from '../../src/lineage/node-db.ts';
+import type { MiniVm } from '../../src/minivm/launch.ts';
+import { captureId, type VmId } from '../../src/units.ts';
+import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
+
+/** Looks until it is so; the test's own time limit ends it. */
+async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await isSo())) await new Promise((resolve) => setImmediate(resolve));
+}
+
+async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: VmId): Promise<void> {
+  await vm.run({ pages: { firstPage: 1700, pageCount: 3 }, value: 9 });
+  const expected = await allHashes(vm);
+  const made = await harness.published(vmId);
+  await using copy = await harness.restore(made.snapshotId);
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+}
+
+test('a VMM that refuses every resume of a capture is resumed later, and captured again', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.fault({ on: 'resume', action: 'refuse', times: 0 });
+  const view = await harness.capture(vmId, { resumeAfter: 'commit' });
+  expect(view.vmRunning).toBe(false);
+  expect(harness.pausedNow).toEqual(new Set([vmId]));
+  const refused = await harness.service.startCapture(vmId, {});
+  expect(refused.ok ? '' : refused.error.kind).toBe('capture-running');
+  await vm.clearFaults();
+  await until(() => harness.service.getVm(vmId)?.pausedByUs === false);
+  expect((await vm.info()).state).toBe('Running');
+  expect(harness.pausedNow.size).toBe(0);
+  await expectNextComplete(harness, vm, vmId);
+});
+
+test('a VMM that does not answer at the start is found again, and resumed', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await harness.published(vmId);
+  await harness.stop();
+  {
+    // As a daemon leaves it that was killed with the VM paused.
+    using db = valueOf(NodeDb.open(join(harness.config.paths.state, 'node.db'), systemClock));
+    const id = captureId('killed');
+    valueOf(db.createJob({ captureId: id, vmId, requestJson: '{}', createdAtMs: 1 }));
+    const intent = { clearsOnRead: false, bytesIn: 'process', advance: true } as const;
+    valueOf(db.begin(vmId, id, intent));
+    valueOf(db.markPaused(vmId, id));
+  }
+  await vm.pause();
+  await vm.fault({ on: 'describe', action: 'refuse', times: 0 });
+  await harness.start();
+  expect(harness.service.getVm(vmId)).toMatchObject({ state: 'unreachable', pausedByUs: true });
+  const refused = await harness.service.startCapture(vmId, {});
+  expect(refused.ok ? '' : refused.error.kind).toBe('vmm-unreachable');
+  expect((await vm.info()).state).toBe('Paused');
+  await vm.clearFaults();
+  await until(() => harness.service.getVm(vmId)?.pausedByUs === false);
+  expect((await vm.info()).state).toBe('Running');
+  expect(harness.service.getVm(vmId)?.state).toBe('attached');
+  await expectNextComplete(harness, vm, vmId);
+});
+
+test('a VM that ends while it is tried again is let go of', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.fault({ on: 'resume', action: 'refuse', times: 0 });
+  await harness.capture(vmId, { resumeAfter: 'commit' });
+  expect(harness.service.getVm(vmId)?.pausedByUs).toBe(true);
+  await vm.kill();
+  await until(() => harness.service.getVm(vmId)?.pausedByUs === false);
+  expect(harness.service.getVm(vmId)?.state).toBe('gone');
+  expect(harness.pausedNow.size).toBe(0);
+  expect((await harness.service.detach(vmId)).ok).toBe(true);
+});
