@@ -1,5 +1,7 @@
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
+import type { CaptureResult } from '../../src/capture/types.ts';
+import { bitmapCount } from '../../src/native/guest.ts';
 import { allHashes, firstDifference, Harness } from './harness.ts';
 
 describe.each(['firecracker', 'aenv', 'e2b'] as const)('dialect %s', (dialect) => {
@@ -19,21 +21,50 @@ describe.each(['firecracker', 'aenv', 'e2b'] as const)('dialect %s', (dialect) =
   });
 });
 
+test('of 200,000 pages read and 100 written, mode dirty stores 100, mode mincore what is there', async () => {
+  await using harness = await Harness.make();
+  const captured: CaptureResult[] = [];
+  for (const trackingMode of ['dirty', 'mincore'] as const) {
+    await using vm = await harness.vm({
+      dialect: 'e2b',
+      memoryMib: 1024,
+      track: trackingMode === 'dirty',
+    });
+    const { vmId } = await harness.attach(vm, { trackingMode });
+    await vm.run({ pages: { firstPage: 1024, pageCount: 200_000 }, fill: 'read' });
+    await vm.run({ pages: { seed: 6, count: 100, firstPage: 1024 }, value: 5 });
+    const written = pagesOfWords(await vm.set('dirty'));
+    const resident = pagesOfWords(await vm.set('resident'));
+    expect(resident).toBeGreaterThanOrEqual(200_000);
+    const made = await harness.published(vmId);
+    if (trackingMode === 'dirty') expect(made.selectedPages).toBe(written);
+    captured.push(made);
+  }
+  const [dirty, mincore] = captured;
+  // Where the kernel shows its zero page, pages that were only read are left out before the copy.
+  expect(mincore?.selectedPages).toBeGreaterThanOrEqual(100);
+  expect(mincore?.dataBytes).toBe(100 * 4096);
+  expect(dirty).toMatchObject({ selectedPages: 100, dataBytes: 100 * 4096 });
+});
+
 test('a restored guest that only reads makes an almost empty layer in mode dirty', async () => {
   await using harness = await Harness.make();
-  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 256 });
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 1024 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await vm.run({ pages: { firstPage: 1024, pageCount: 20_000 }, value: 3, words: 2 });
   const base = await harness.published(vmId);
-  await using child = await harness.restore(base.snapshotId, { dialect: 'e2b' });
-  await child.resume();
-  const attached = await harness.attach(child, {
-    trackingMode: 'dirty',
-    launchParent: base.snapshotId,
-  });
-  await child.run({ pages: { firstPage: 1024, pageCount: 50_000 }, fill: 'read' });
-  const made = await harness.published(attached.vmId);
-  expect(made.dataBytes / 4096).toBeLessThanOrEqual(8);
+  for (const trackingMode of ['dirty', 'mincore'] as const) {
+    await using child = await harness.restore(base.snapshotId, { dialect: 'e2b' });
+    await child.resume();
+    const { vmId: childId } = await harness.attach(child, {
+      trackingMode,
+      launchParent: base.snapshotId,
+    });
+    await child.run({ pages: { firstPage: 1024, pageCount: 200_000 }, fill: 'read' });
+    const made = await harness.published(childId, { dedup: 'off' });
+    if (trackingMode === 'dirty') expect(made.dataBytes / 4096).toBeLessThanOrEqual(8);
+    else expect(made.selectedPages).toBeGreaterThanOrEqual(200_000);
+  }
 });
 
 test('pages that a balloon took away read zero in the next snapshot', async () => {
@@ -73,3 +104,6 @@ describe('an attach is refused with what is wrong, and leaves nothing', () => {
     expect(answer.ok ? 'attached' : answer.error.kind).toBe('tracking-off');
   });
 });
+
+const pagesOfWords = (words: BigUint64Array): number =>
+  bitmapCount(new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
