@@ -79,6 +79,8 @@ const shadowSchema = z.union([
 
 const resultSchema = z.object({
   snapshotId: z.string(),
+  alias: z.string().nullable(),
+  aliasProblem: failureSchema.nullable(),
   layer: z.string(),
   predecessor: z.string().nullable(),
   digest: z.string(),

@@ -19,10 +19,10 @@ import { commitLayer, releaseTo } from '../stages/commit.ts';
 import { compactPages } from '../stages/compact.ts';
 import { fetchDirtyBitmap } from '../stages/dirty-bitmap.ts';
 import { pauseVm } from '../stages/pause.ts';
-import { publishSnapshot, type PublishFailure } from '../stages/publish.ts';
+import { publishSnapshot, type Published, type PublishFailure } from '../stages/publish.ts';
 import { readPages } from '../stages/read.ts';
 import { resumeVm } from '../stages/resume.ts';
-import { contentId, snapshotId, type CaptureId, type SnapshotId } from '../units.ts';
+import { contentId, snapshotId, type CaptureId } from '../units.ts';
 import { identityError } from '../vmm/identity.ts';
 import type { ShadowReport } from '../vmm/shadow.ts';
 import type { FetchedSet } from '../vmm/source.ts';
@@ -80,11 +80,11 @@ export interface Composition {
     plan: PublishPlan,
     layer: SealedLayer,
     signal: AbortSignal,
-  ) => Promise<Result<SnapshotId, PublishFailure>>;
+  ) => Promise<Result<Published, PublishFailure>>;
   readonly publishFailed: (failure: PublishFailure) => void;
 }
 
-export function composeStages(c: Composition): AsyncIterable<SnapshotId> {
+export function composeStages(c: Composition): AsyncIterable<Published> {
   const { pipeline, memorySnapshot } = c.config;
   const before = (stage: StageName): StageContext => ({
     signal: c.signal,

@@ -8,7 +8,8 @@ import type { Freeze } from '../pipeline/freeze.ts';
 import { overlapMs, type Span, type StageMeasure } from '../pipeline/meter.ts';
 import type { FailureDetail } from '../result.ts';
 import type { StageName } from '../stage-names.ts';
-import type { CaptureId, SnapshotId, VmId } from '../units.ts';
+import type { Published } from '../stages/publish.ts';
+import type { CaptureId, VmId } from '../units.ts';
 import type { DirtySource } from '../vmm/source.ts';
 import type { Counts } from './compose.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -105,10 +106,10 @@ export class CaptureProgress {
     this.#tell();
   }
 
-  published(snapshot: SnapshotId): void {
+  published(published: Published): void {
     this.#status = 'published';
     this.#failure = null;
-    if (this.#result !== null) this.#result = { ...this.#result, snapshotId: snapshot };
+    if (this.#result !== null) this.#result = publishedAs(this.#result, published);
   }
 
   publishFailed(failure: FailureDetail): void {
@@ -154,6 +155,8 @@ export class CaptureProgress {
     const named = of.advance && !of.source.cumulative ? 'epoch' : 'cumulative';
     return {
       snapshotId: plan.snapshotId,
+      alias: plan.alias,
+      aliasProblem: null,
       layer: sealed.uuid,
       predecessor: sealed.parentUuid,
       digest: sealed.digest,
@@ -179,6 +182,13 @@ export class CaptureProgress {
     const capture = this.view();
     for (const listener of this.#listeners) listener({ type: 'status', capture });
   }
+}
+
+/** The result of a capture, once it is known under which name it was published. */
+export function publishedAs(result: CaptureResult, published: Published): CaptureResult {
+  const { snapshotId, aliasProblem } = published;
+  const alias = aliasProblem === null ? result.alias : null;
+  return { ...result, snapshotId, alias, aliasProblem };
 }
 
 /** Null: never stopped by this capture, so not known. */

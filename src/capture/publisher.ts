@@ -7,13 +7,19 @@
  * P3: trying again after a crash first looks whether the snapshot is there: the answer may have
  *     been lost, not the work.
  * P4: captures of one VM publish one after the other, so that a layer never goes before its
- *     predecessor.
+ *     predecessor. A publish takes the unpublished layers below with it: the capture that made them
+ *     then publishes on what is there.
+ * P5: what was stored and turned out not to be needed is given up: by the try that finds out, or,
+ *     if the daemon died, by its next life before that stores anything.
+ * P6: a layer that was published and that the catalog has forgotten since, because its snapshots
+ *     are gone, is published again from this node's file.
  */
 import { rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { encodeManifest } from '../artifact/manifest.ts';
 import { artifactRetryable, type ArtifactStore, type StoredArtifact } from '../artifact/store.ts';
-import type { Catalog, Layer, NewLayer, NewUpload, PublishRequest } from '../catalog/catalog.ts';
+import type { Catalog, NewLayer, NewUpload } from '../catalog/catalog.ts';
+import type { PublishRequest, Snapshot } from '../catalog/catalog.ts';
 import { catalogRetryable } from '../catalog/errors.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
@@ -21,13 +27,15 @@ import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { LocalLayer } from '../lineage/layers.queries.ts';
 import { Failure, err, ok, type FailureDetail, type Result } from '../result.ts';
-import type { PublishFailure } from '../stages/publish.ts';
-import { bytes, type CaptureId, type NodeId, type SnapshotId } from '../units.ts';
+import type { Published, PublishFailure } from '../stages/publish.ts';
+import { bytes, type CaptureId, type LayerUuid, type NodeId } from '../units.ts';
 import { fileFacts, bytesFacts } from './file-facts.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { HostFacts } from './host-facts.ts';
+import type { KeptResult } from './job-view.ts';
 import { manifestOf } from './manifest-of.ts';
 import type { CaptureObserver } from './observer.ts';
+import { publishedAs } from './progress.ts';
 import { parsePublishPlan, type PublishPlan } from './publish-plan.ts';
 
 export interface PublisherDeps {
@@ -46,7 +54,7 @@ interface Upload {
 }
 
 interface Attempt {
-  layers: { readonly layer: LocalLayer; readonly upload: Upload }[] | undefined;
+  readonly layers: readonly { readonly layer: LocalLayer; readonly upload: Upload }[];
   vmState: Upload | null | undefined;
   manifest: Upload | undefined;
 }
@@ -61,6 +69,7 @@ export class Publisher {
   readonly #deps: PublisherDeps;
   readonly #attempts = new Map<CaptureId, Attempt>();
   readonly #turns = new Map<string, Promise<unknown>>();
+  #earlier: Promise<void> | undefined;
 
   constructor(deps: PublisherDeps) {
     this.#deps = deps;
@@ -71,7 +80,7 @@ export class Publisher {
     captureId: CaptureId,
     plan: PublishPlan,
     signal: AbortSignal,
-  ): Promise<Result<SnapshotId, PublishFailure>> {
+  ): Promise<Result<Published, PublishFailure>> {
     const before = this.#turns.get(plan.vm) ?? Promise.resolve();
     const turn = before.then(() => this.#try(captureId, plan, signal));
     this.#turns.set(plan.vm, turn);
@@ -79,6 +88,24 @@ export class Publisher {
       if (this.#turns.get(plan.vm) === turn) this.#turns.delete(plan.vm);
     });
     return turn;
+  }
+
+  /**
+   * P5: gives up what an earlier life of the daemon had named and not published. Done once; each
+   * publish waits for it. Throws `Failure` where the catalog cannot be asked: the next publish asks
+   * again.
+   */
+  settleEarlier(): Promise<void> {
+    this.#earlier ??= this.#giveUpEarlier().catch((error: unknown) => {
+      this.#earlier = undefined;
+      throw error;
+    });
+    return this.#earlier;
+  }
+
+  async #giveUpEarlier(): Promise<void> {
+    const { catalog, nodeId } = this.#deps;
+    orThrow(await catalog.abandonUploads(nodeId, []));
   }
 
   /**
@@ -107,35 +134,79 @@ export class Publisher {
     captureId: CaptureId,
     plan: PublishPlan,
     signal: AbortSignal,
-  ): Promise<Result<SnapshotId, PublishFailure>> {
+  ): Promise<Result<Published, PublishFailure>> {
+    const { catalog, nodeDb } = this.#deps;
     try {
       signal.throwIfAborted();
-      const known = await this.#deps.catalog.show(plan.snapshotId);
+      await this.settleEarlier();
+      const known = await catalog.show(plan.snapshotId);
       if (!known.ok && known.error.kind !== 'snapshot-missing') throw new Failure(known.error);
-      if (!known.ok) await this.#publish(captureId, plan, signal);
-      orThrow(this.#deps.nodeDb.published(captureId, plan.snapshotId));
+      const snapshot = known.ok ? known.value : await this.#publish(captureId, plan, signal);
+      const published = { snapshotId: snapshot.id, aliasProblem: aliasProblem(plan, snapshot) };
+      this.#keep(captureId, published);
+      orThrow(nodeDb.published(captureId, snapshot.id));
       this.#attempts.delete(captureId);
       await rm(plan.stagingFolder, { recursive: true, force: true });
-      return ok(plan.snapshotId);
+      return ok(published);
     } catch (error) {
       if (signal.aborted) throw error;
       const detail = failureOf(error);
-      if (laterRetryable.has(detail.kind)) this.#attempts.delete(captureId);
-      return err({ ...detail, retryable: isRetryable(detail) });
+      const retryable = isRetryable(detail);
+      if (!retryable || laterRetryable.has(detail.kind)) await this.#giveUp(captureId);
+      if (detail.kind === 'layer-missing') await this.#findForgotten(captureId);
+      return err({ ...detail, retryable });
     }
   }
 
-  async #publish(captureId: CaptureId, plan: PublishPlan, signal: AbortSignal): Promise<void> {
+  /** Before the capture counts as published: how it was, for those who ask in a later life. */
+  #keep(captureId: CaptureId, published: Published): void {
+    const { nodeDb } = this.#deps;
+    if (published.aliasProblem === null) return;
+    const json = nodeDb.getJob(captureId)?.resultJson ?? null;
+    const kept = json === null ? null : (JSON.parse(json) as KeptResult);
+    if (kept?.result == null) return;
+    const result = publishedAs(kept.result, published);
+    orThrow(nodeDb.setResult(captureId, JSON.stringify({ ...kept, result })));
+  }
+
+  /** P5. Where the catalog cannot be asked, the next life of the daemon does it. */
+  async #giveUp(captureId: CaptureId): Promise<void> {
+    const attempt = this.#attempts.get(captureId);
+    this.#attempts.delete(captureId);
+    const uploads = [
+      ...(attempt?.layers ?? []).map(({ upload }) => upload),
+      attempt?.vmState,
+      attempt?.manifest,
+    ];
+    const keys = uploads.flatMap((upload) => upload?.artifact.key ?? []);
+    await this.#deps.catalog.giveUpUploads(keys);
+  }
+
+  /** P6. Where the catalog cannot be asked, the next try finds it missing again. */
+  async #findForgotten(captureId: CaptureId): Promise<void> {
+    const { catalog, nodeDb } = this.#deps;
+    const chain = nodeDb.chainOf(this.#headOf(captureId));
+    const uuids = (chain?.layers ?? []).map(({ uuid }) => uuid);
+    const known = await catalog.findLayers(uuids);
+    if (!known.ok) return;
+    const there = new Set(known.value.map(({ uuid }) => uuid));
+    orThrow(nodeDb.markUnpublished(uuids.filter((uuid) => !there.has(uuid))));
+  }
+
+  #headOf(captureId: CaptureId): LayerUuid {
+    const layer = this.#deps.nodeDb.getJob(captureId)?.layer;
+    if (layer == null) throw new Error(`capture ${captureId} has no layer to publish`);
+    return layer.uuid;
+  }
+
+  async #publish(captureId: CaptureId, plan: PublishPlan, signal: AbortSignal): Promise<Snapshot> {
     const { catalog, nodeId } = this.#deps;
-    const attempt = this.#attempts.get(captureId) ?? emptyAttempt();
-    this.#attempts.set(captureId, attempt);
-    await this.#upload(captureId, plan, attempt, signal);
-    const layers = (attempt.layers ?? []).map(({ layer, upload }) => newLayer(layer, upload));
+    const attempt = await this.#attempt(captureId);
+    await this.#upload(plan, attempt, signal);
+    const layers = attempt.layers.map(({ layer, upload }) => newLayer(layer, upload));
     const vmState = attempt.vmState?.artifact ?? null;
     attempt.manifest ??= await this.#manifest(captureId, plan, layers, vmState);
     await this.#store(attempt.manifest, signal);
-    const head = layers.at(-1);
-    if (head === undefined) throw new Error(`capture ${captureId} has no layer to publish`);
     const request: PublishRequest = {
       snapshotId: plan.snapshotId,
       contentId: plan.contentId,
@@ -144,26 +215,37 @@ export class Publisher {
       createdAtMs: plan.createdAtMs,
       manifest: attempt.manifest.artifact,
       layers,
-      heads: [{ role: 'memory', layer: head.uuid }],
+      heads: [{ role: 'memory', layer: this.#headOf(captureId) }],
       artifacts: vmState === null ? [] : [{ name: 'vm-state', artifact: vmState }],
       ...(plan.alias === null ? {} : { alias: plan.alias }),
     };
     const published = await catalog.publish(request);
-    if (published.ok) return;
+    if (published.ok) return published.value.snapshot;
     if (published.error.kind !== 'alias-taken') throw new Failure(published.error);
     // The epoch is committed: a name that somebody else took meanwhile must not keep it from being
-    // published.
-    orThrow(await catalog.publish({ ...request, alias: undefined }));
+    // published. Whoever looks at the capture is told.
+    return orThrow(await catalog.publish({ ...request, alias: undefined })).snapshot;
   }
 
-  async #upload(
-    captureId: CaptureId,
-    plan: PublishPlan,
-    attempt: Attempt,
-    signal: AbortSignal,
-  ): Promise<void> {
-    const { nodeDb } = this.#deps;
-    attempt.layers ??= await this.#nameLayers(nodeDb.layersToPublish(captureId));
+  /** What the tries before have named and stored, if it is still what is to be published (P2). */
+  async #attempt(captureId: CaptureId): Promise<Attempt> {
+    const unpublished = this.#deps.nodeDb.layersToPublish(captureId);
+    const before = this.#attempts.get(captureId);
+    if (before !== undefined) {
+      const named = before.layers.map(({ layer }) => layer.uuid);
+      if (named.join() === unpublished.map(({ uuid }) => uuid).join()) return before;
+      await this.#giveUp(captureId);
+    }
+    const attempt: Attempt = {
+      layers: await this.#nameLayers(unpublished),
+      vmState: undefined,
+      manifest: undefined,
+    };
+    this.#attempts.set(captureId, attempt);
+    return attempt;
+  }
+
+  async #upload(plan: PublishPlan, attempt: Attempt, signal: AbortSignal): Promise<void> {
     if (attempt.vmState === undefined) {
       attempt.vmState =
         plan.vmStatePath === null ? null : await this.#nameFile('vm-state', plan.vmStatePath);
@@ -172,9 +254,8 @@ export class Publisher {
     if (attempt.vmState !== null) await this.#store(attempt.vmState, signal);
   }
 
-  async #nameLayers(
-    layers: readonly LocalLayer[],
-  ): Promise<{ readonly layer: LocalLayer; readonly upload: Upload }[]> {
+  async #nameLayers(layers: readonly LocalLayer[]): Promise<Attempt['layers']> {
+    if (layers.length === 0) return [];
     const facts = layers.map((layer): NewUpload => ({
       kind: 'layer',
       digest: layer.digest,
@@ -213,8 +294,9 @@ export class Publisher {
     vmState: StoredArtifact | null,
   ): Promise<Upload> {
     const { catalog, nodeId, host } = this.#deps;
-    const first = layers[0]?.predecessor ?? null;
-    const below: readonly Layer[] = first === null ? [] : orThrow(await catalog.lineage(first));
+    const first = layers[0];
+    const published = first === undefined ? this.#headOf(captureId) : first.predecessor;
+    const below = published === null ? [] : orThrow(await catalog.lineage(published));
     const chain = [...below, ...layers];
     const manifest = encodeManifest(manifestOf({ plan, captureId, nodeId, host, chain, vmState }));
     const path = join(plan.stagingFolder, 'manifest.json');
@@ -225,11 +307,11 @@ export class Publisher {
   }
 }
 
-const emptyAttempt = (): Attempt => ({
-  layers: undefined,
-  vmState: undefined,
-  manifest: undefined,
-});
+function aliasProblem(plan: PublishPlan, snapshot: Snapshot): FailureDetail | null {
+  const { alias } = plan;
+  if (alias === null || snapshot.aliases.includes(alias)) return null;
+  return { kind: 'alias-taken', message: `alias ${alias} was taken before this was published` };
+}
 
 function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
   return {

@@ -18,9 +18,9 @@ import { Freeze, failedWith } from '../pipeline/freeze.ts';
 import { Cleanups } from '../pipeline/cleanups.ts';
 import { StageMeter, stopwatch } from '../pipeline/meter.ts';
 import { Failure, type FailureDetail, type Result } from '../result.ts';
-import type { PublishFailure } from '../stages/publish.ts';
+import type { Published, PublishFailure } from '../stages/publish.ts';
 import { stageNames, type StageName } from '../stage-names.ts';
-import type { CaptureId, SnapshotId } from '../units.ts';
+import type { CaptureId } from '../units.ts';
 import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -52,7 +52,7 @@ export interface RunDeps {
     plan: PublishPlan,
     layer: SealedLayer,
     signal: AbortSignal,
-  ) => Promise<Result<SnapshotId, PublishFailure>>;
+  ) => Promise<Result<Published, PublishFailure>>;
   /** Aborted when the daemon stops: ends waits for a publish; recovery goes on with it. */
   readonly stopping: AbortSignal;
 }
@@ -136,8 +136,7 @@ export class CaptureRun {
     try {
       this.progress.started();
       this.#watch(watches.signal);
-      const snapshot = await this.#capture();
-      this.progress.published(snapshot);
+      this.progress.published(await this.#capture());
     } catch (error) {
       await this.#failed(error);
     } finally {
@@ -147,7 +146,7 @@ export class CaptureRun {
     }
   }
 
-  async #capture(): Promise<SnapshotId> {
+  async #capture(): Promise<Published> {
     const { engine, config, nodeDb } = this.#deps;
     const { signal } = this.#abort;
     await using resources = new Cleanups();
@@ -170,7 +169,7 @@ export class CaptureRun {
       const pages = pagesOf(fetched, prepared.intent);
       orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
     };
-    const snapshots = composeStages({
+    const outcomes = composeStages({
       config,
       prepared,
       seat,
@@ -203,7 +202,7 @@ export class CaptureRun {
       recordLater: (fetched) => (this.#record = () => recordSet(fetched)),
       recorded: () => this.#recordOnce(),
     });
-    for await (const snapshot of snapshots) return snapshot;
+    for await (const published of outcomes) return published;
     throw new Error('the pipeline ended without a snapshot');
   }
 

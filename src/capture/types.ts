@@ -74,6 +74,10 @@ export interface StageReport {
 
 export interface CaptureResult {
   readonly snapshotId: SnapshotId;
+  /** The snapshot's name; null where none was asked for, or it was taken: see `aliasProblem`. */
+  readonly alias: string | null;
+  /** `alias-taken`: another snapshot got the name first. This one is published all the same. */
+  readonly aliasProblem: { readonly kind: string; readonly message: string } | null;
   readonly layer: LayerUuid;
   readonly predecessor: LayerUuid | null;
   readonly digest: Digest;

@@ -218,6 +218,8 @@ export interface Catalog {
   listUploads(nodeId: NodeId): CatalogResult<readonly Upload[]>;
   /** At node start-up: queues all of its uploads but `keep` for reclaim. Returns how many. */
   abandonUploads(nodeId: NodeId, keep: readonly ArtifactKey[]): CatalogResult<number>;
+  /** Queues objects for reclaim that were recorded and turned out not to be needed. */
+  giveUpUploads(keys: readonly ArtifactKey[]): CatalogResult<number>;
 
   /** One transaction: new layers, heads and a constant. All or nothing. */
   publish(request: PublishRequest): CatalogResult<PublishedSnapshot, PublishRefusals>;

@@ -58,9 +58,17 @@ export async function abandonUploads(
   const kept = new Set(keep);
   const uploads = await database.read('abandon-uploads', (tx) => selectUploads(tx, nodeId));
   const left = uploads.map(({ key }) => key).filter((key) => !kept.has(key));
+  return await giveUpUploads(database, left);
+}
+
+/** Small transactions. Keys that are no uploads (any more) are left alone. */
+export async function giveUpUploads(
+  database: Database,
+  keys: readonly ArtifactKey[],
+): Promise<number> {
   let count = 0;
-  for (const some of chunks(left)) {
-    count += await database.write('abandon-uploads', async (tx) => {
+  for (const some of chunks(keys)) {
+    count += await database.write('give-up-uploads', async (tx) => {
       const taken = await takeUploads(tx, some);
       await insertReclaims(tx, taken);
       return taken.length;

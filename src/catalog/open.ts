@@ -158,7 +158,13 @@ type Run = <T, E extends FailureDetail>(
 ) => Promise<Result<T, E>>;
 
 type NodeCalls =
-  'abandonUploads' | 'forgetNode' | 'listNodes' | 'listUploads' | 'recordUpload' | 'registerNode';
+  | 'abandonUploads'
+  | 'forgetNode'
+  | 'giveUpUploads'
+  | 'listNodes'
+  | 'listUploads'
+  | 'recordUpload'
+  | 'registerNode';
 
 function nodeFace(database: Database, read: Run, write: Run): Pick<Catalog, NodeCalls> {
   return {
@@ -188,6 +194,7 @@ function nodeFace(database: Database, read: Run, write: Run): Pick<Catalog, Node
       ),
     listUploads: (nodeId) => read('list-uploads', (tx) => selectUploads(tx, nodeId)),
     abandonUploads: (nodeId, keep) => edge(() => nodes.abandonUploads(database, nodeId, keep)),
+    giveUpUploads: (keys) => edge(() => nodes.giveUpUploads(database, keys)),
   };
 }
 

@@ -63,7 +63,8 @@ export function captureText(capture: CaptureView): string {
   if (failure !== null) lines.push(`  ${failure.kind}: ${failure.message}`);
   if (result !== null) {
     lines.push(
-      `  snapshot  ${result.snapshotId}`,
+      `  snapshot  ${result.snapshotId}${result.alias === null ? '' : ` (${result.alias})`}`,
+      ...(result.aliasProblem === null ? [] : [`  no alias  ${result.aliasProblem.message}`]),
       `  layer     ${result.layer} on ${result.predecessor ?? 'nothing'}, ` +
         `${sizeText(result.layerBytes)}, chain of ${result.chainDepth}`,
       `  pages     ${countText(result.selectedPages)} selected (${result.selection}), ` +

@@ -115,6 +115,11 @@ export function markPublished(db: Database, head: LayerUuid): void {
   run(db, sql, head);
 }
 
+/** The catalog has them no more: a publish on top of them must bring them again. */
+export function markUnpublished(db: Database, uuids: readonly LayerUuid[]): void {
+  for (const uuid of uuids) run(db, 'UPDATE local_layer SET published = 0 WHERE uuid = ?', uuid);
+}
+
 export interface LayerFlags {
   readonly managed: boolean;
   readonly published: boolean;

@@ -241,6 +241,11 @@ export class NodeDb {
     return layer === null ? [] : layers.unpublishedLayers(this.#db, layer.uuid);
   }
 
+  /** The catalog has forgotten these layers. */
+  markUnpublished(uuids: readonly LayerUuid[]): Outcome<void> {
+    return this.#change((db) => layers.markUnpublished(db, uuids));
+  }
+
   // Local layers and leases
 
   findLayer(uuid: LayerUuid): LocalLayer | undefined {

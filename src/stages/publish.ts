@@ -15,6 +15,15 @@ export interface PublishConfig {
   readonly retryWaitMsMax: number;
 }
 
+export interface Published {
+  readonly snapshotId: SnapshotId;
+  /**
+   * `alias-taken`: somebody else took the name that was asked for, after it had been found free. The
+   * snapshot is published without it.
+   */
+  readonly aliasProblem: FailureDetail | null;
+}
+
 export interface PublishFailure extends FailureDetail {
   /**
    * False: trying again can't help. The capture stays committed, its publish is reported as failed.
@@ -28,7 +37,7 @@ export interface PublishDeps {
   readonly publishOnce: (
     layer: CommittedLayer,
     signal: AbortSignal,
-  ) => Promise<Result<SnapshotId, PublishFailure>>;
+  ) => Promise<Result<Published, PublishFailure>>;
   /** Told of each failed try. */
   readonly failedOnce: (failure: PublishFailure) => void;
 }
@@ -36,16 +45,16 @@ export interface PublishDeps {
 export function publishSnapshot(
   config: PublishConfig,
   deps: PublishDeps,
-): Stage<CommittedLayer, SnapshotId> {
+): Stage<CommittedLayer, Published> {
   return {
     name: 'publish',
     async *run(input, { meter, signal }) {
       for await (const layer of input) {
-        const snapshot = await meter.item(layer.sealed.sizeBytes, () =>
+        const published = await meter.item(layer.sealed.sizeBytes, () =>
           publishUntilDone(layer, config, deps, signal),
         );
         meter.end();
-        yield snapshot;
+        yield published;
       }
     },
   };
@@ -56,7 +65,7 @@ async function publishUntilDone(
   config: PublishConfig,
   deps: PublishDeps,
   signal: AbortSignal,
-): Promise<SnapshotId> {
+): Promise<Published> {
   for (let waitMs = config.retryWaitMsMin; ; waitMs = Math.min(waitMs * 2, config.retryWaitMsMax)) {
     signal.throwIfAborted();
     const published = await deps.publishOnce(layer, signal);

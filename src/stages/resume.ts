@@ -1,24 +1,24 @@
 /**
- * Lets the VM run again, if nothing earlier did. In: the snapshot. Out: the snapshot. One resume
+ * Lets the VM run again, if nothing earlier did. In: the published capture. Out: the same. One resume
  * per pause; a VM that its owner had paused stays paused. Never fails: a VM that can't be resumed
  * is reported on the capture.
  */
 import type { Freeze } from '../pipeline/freeze.ts';
 import type { Stage } from '../pipeline/stage.ts';
-import type { SnapshotId } from '../units.ts';
+import type { Published } from './publish.ts';
 
 export interface ResumeDeps {
   readonly freeze: Freeze;
 }
 
-export function resumeVm(deps: ResumeDeps): Stage<SnapshotId, SnapshotId> {
+export function resumeVm(deps: ResumeDeps): Stage<Published, Published> {
   return {
     name: 'resume',
     async *run(input, { meter }) {
-      for await (const snapshot of input) {
+      for await (const published of input) {
         await meter.item(0, () => deps.freeze.end());
         meter.end();
-        yield snapshot;
+        yield published;
       }
     },
   };

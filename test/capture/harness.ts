@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect } from 'vitest';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
-import { openCatalog } from '../../src/catalog/open.ts';
+import { openCatalog, type OpenCatalog } from '../../src/catalog/open.ts';
 import { Engine } from '../../src/capture/engine.ts';
 import { silentObserver, type CaptureObserver } from '../../src/capture/observer.ts';
 import { CaptureService } from '../../src/capture/service.ts';
@@ -25,19 +25,28 @@ export interface Warning {
   readonly facts: Readonly<Record<string, unknown>>;
 }
 
+export interface HarnessHooks {
+  /** Every statement that the catalog runs. */
+  readonly onStatement?: (sql: string) => void;
+  /** Stands between the captures and the catalog; may wait, or fail a call. */
+  readonly around?: (catalog: OpenCatalog) => Catalog;
+}
+
 export class Harness implements AsyncDisposable {
+  readonly #hooks: HarnessHooks;
   readonly folder: string;
   readonly config: Config;
   readonly warnings: Warning[] = [];
   readonly pausedNow = new Set<string>();
   service!: CaptureService;
-  catalog!: Catalog;
+  catalog!: OpenCatalog;
   nodeDb!: NodeDb;
   store!: FileArtifactStore;
   #cleanups = new Cleanups();
   #vms = 0;
 
-  private constructor(folder: string, config: Config) {
+  private constructor(folder: string, config: Config, hooks: HarnessHooks) {
+    this.#hooks = hooks;
     this.folder = folder;
     this.config = config;
   }
@@ -46,6 +55,7 @@ export class Harness implements AsyncDisposable {
   static async make(
     overrides: Record<string, unknown> = {},
     observer: Partial<CaptureObserver> = {},
+    hooks: HarnessHooks = {},
   ): Promise<Harness> {
     const folder = await mkdtemp(join(tmpdir(), 'varve-capture-'));
     const input = {
@@ -54,7 +64,7 @@ export class Harness implements AsyncDisposable {
       paths: { state: join(folder, 'state'), socket_roots: [folder] },
     };
     const parsed = valueOf(parseConfig(input, 'the test'));
-    const harness = new Harness(folder, parsed);
+    const harness = new Harness(folder, parsed, hooks);
     await harness.start(observer);
     return harness;
   }
@@ -67,7 +77,12 @@ export class Harness implements AsyncDisposable {
     this.#cleanups = cleanups;
     this.nodeDb = valueOf(NodeDb.open(join(config.paths.state, 'node.db'), systemClock));
     cleanups.defer(() => this.nodeDb.close());
-    this.catalog = valueOf(await openCatalog({ url: config.catalog.url }));
+    this.catalog = valueOf(
+      await openCatalog({
+        url: config.catalog.url,
+        onStatement: ({ sql }) => this.#hooks.onStatement?.(sql),
+      }),
+    );
     cleanups.defer(() => this.catalog.close());
     const id = nodeId('test-node');
     valueOf(await this.catalog.registerNode({ nodeId: id }));
@@ -78,7 +93,7 @@ export class Harness implements AsyncDisposable {
       config,
       clock: systemClock,
       nodeDb: this.nodeDb,
-      catalog: this.catalog,
+      catalog: this.#hooks.around?.(this.catalog) ?? this.catalog,
       store: this.store,
       engine,
       nodeId: id,

@@ -1,21 +1,29 @@
 /**
  * Random histories against a plain model: publishes on shared and unshared chains, retires, holds,
- * releases, volume switches, uploads given up, and two collectors that are stopped at random
- * transactions, several at once and through two connections. After each step everything claimed
- * must be there; in the end nothing else. MODEL_SECONDS (per dialect, default 8) and SEED replay or
- * lengthen it.
+ * releases, volume switches, uploads given up, and collectors that crash before, inside or after a
+ * random transaction or delete; several at once and through two pools of connections. After each
+ * step everything claimed must be there; in the end nothing else.
+ *
+ * It goes on for MODEL_SECONDS per dialect (default 8) and until MODEL_RUNS histories are done
+ * (default 1); SEED is the first history's seed, and alone replays only that one.
  */
 import { expect, test } from 'vitest';
+import type { ArtifactStore } from '../../src/artifact/store.ts';
 import type { PublishRequest } from '../../src/catalog/catalog.ts';
-import type { Tx } from '../../src/catalog/database.ts';
+import type { Database, TransactionEvent, Tx } from '../../src/catalog/database.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
+import { Collector, gcDefaults } from '../../src/gc/collector.ts';
 import { holdId } from '../../src/units.ts';
 import type { ContentId, HoldId, LayerUuid, SnapshotId } from '../../src/units.ts';
-import { NODE, headOf, onEachDialect, value } from '../catalog/catalogs.ts';
-import { World } from './world.ts';
+import { NODE, headOf, onEachDialect, upload, value } from '../catalog/catalogs.ts';
+import { World, signal } from './world.ts';
 
-const seconds = Number(process.env['MODEL_SECONDS'] ?? 8);
 const seedGiven = process.env['SEED'];
+const secondsGiven = process.env['MODEL_SECONDS'];
+const runsMin = Number(process.env['MODEL_RUNS'] ?? 1);
+const seconds = Number(secondsGiven ?? (seedGiven === undefined ? 8 : 0));
+/** Enough for MODEL_RUNS on a busy machine. */
+const timeoutMs = (seconds + 120) * 1000 + runsMin * 5000;
 
 /** mulberry32: small, and the same everywhere. */
 function randomOf(seed: number): () => number {
@@ -43,6 +51,52 @@ class Model {
     const volumes = [...this.volumes.values()].map(({ contentId }) => contentId);
     return [...new Set([...this.visible.values(), ...this.holds.values(), ...volumes])];
   }
+}
+
+/** Ends a collector at one of its steps: before it, inside its transaction, or right after it. */
+class Crash {
+  readonly error = new Error('crashed');
+  #stepsLeft: number;
+  readonly #place: number;
+
+  constructor(random: () => number) {
+    this.#stepsLeft = random() < 0.4 ? Infinity : Math.floor(random() * 25);
+    this.#place = Math.floor(random() * 3);
+  }
+
+  async around<T>(
+    step: (inside: (work: () => Promise<T>) => Promise<T>) => Promise<T>,
+  ): Promise<T> {
+    const left = (this.#stepsLeft -= 1);
+    if (left < -1 || (left === -1 && this.#place === 0)) throw this.error;
+    const done = await step(async (work) => {
+      const result = await work();
+      if (left === -1 && this.#place === 1) throw this.error;
+      return result;
+    });
+    if (left === -1) throw this.error;
+    return done;
+  }
+}
+
+/** How many transactions there were, how many at once, and how many had to run again. */
+class Traffic {
+  transactions = 0;
+  again = 0;
+  atOnceMax = 0;
+  readonly #endsMs: { readonly fromMs: number; readonly toMs: number }[] = [];
+
+  readonly note = ({ attempts, durationMs }: TransactionEvent): void => {
+    const toMs = performance.now();
+    const fromMs = toMs - durationMs;
+    this.transactions += 1;
+    if (attempts > 1) this.again += 1;
+    this.#endsMs.push({ fromMs, toMs });
+    if (this.#endsMs.length > 64) this.#endsMs.shift();
+    // Those that ended since this one began were under way with it at its start, or after.
+    const atStart = this.#endsMs.filter((other) => other.fromMs <= fromMs && other.toMs > fromMs);
+    this.atOnceMax = Math.max(this.atOnceMax, atStart.length);
+  };
 }
 
 class Run {
@@ -169,32 +223,39 @@ class Run {
 
   /** A capture that dies after storing its objects, and the node that cleans up when it is back. */
   async #giveUp(): Promise<void> {
-    await this.#world.prepare({ layers: 1 });
+    if (this.#random() < 0.5) await this.#world.prepare({ layers: 1 });
+    else value(await this.#catalog.recordUpload({ nodeId: NODE, artifacts: [upload()] }));
     if (this.#pending.size > 0 || this.#random() < 0.5) return;
     this.#abandon = true;
   }
   #abandon = false;
 
+  /** A collector that may crash: from then on it neither writes, reads nor deletes. */
   async #collect(): Promise<void> {
-    const stop = new AbortController();
-    const lives = this.#random() < 0.5 ? Infinity : Math.floor(this.#random() * 12);
-    let left = lives;
+    const crash = new Crash(this.#random);
     const { database } = this.#catalog;
-    const watched = {
+    const fragile = {
       port: database.port,
       clock: database.clock,
-      read: database.read.bind(database),
-      write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> => {
-        if ((left -= 1) < 0) stop.abort();
-        return database.write(name, work);
-      },
+      read: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
+        crash.around((inside) => database.read(name, (tx) => inside(() => work(tx)))),
+      write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
+        crash.around((inside) => database.write(name, (tx) => inside(() => work(tx)))),
     };
-    const batchMax = 1 + Math.floor(this.#random() * 4);
-    const collector = this.#world.collector({ batchMax }, {
-      database: watched,
-    } as unknown as OpenCatalog);
-    const done = await collector.run({}, stop.signal);
-    if (!done.ok) expect(done.error.kind).toBe('cancelled');
+    const store = new Proxy<ArtifactStore>(this.#world.store, {
+      get: (real, name) =>
+        name === 'delete'
+          ? (...call: Parameters<ArtifactStore['delete']>) =>
+              crash.around((inside) => inside(() => real.delete(...call)))
+          : (Reflect.get(real, name) as unknown),
+    });
+    // Claims end at once, so that others take over what is claimed still, or by a dead one.
+    const config = { ...gcDefaults, batchMax: 1 + Math.floor(this.#random() * 4), claimMs: 0 };
+    const deps = { database: fragile as unknown as Database, store, name: 'fragile' };
+    const done = await new Collector(deps, config).run({}, signal).catch((error: unknown) => {
+      if (error !== crash.error) throw error;
+    });
+    if (done !== undefined) value(done);
   }
 
   /**
@@ -247,8 +308,10 @@ onEachDialect('random histories', (dialect) => {
   test(
     'whatever is claimed stays whole, and in the end nothing else is left',
     async () => {
-      await using world = await World.open(dialect, { inMemory: true });
-      const catalogs = [world.catalog, await world.another()];
+      const traffic = new Traffic();
+      const config = { onTransaction: traffic.note };
+      await using world = await World.open(dialect, { inMemory: true, ...config });
+      const catalogs = [world.catalog, await world.another(config)];
       const first = seedGiven === undefined ? Date.now() % 2 ** 31 : Number(seedGiven);
       const endMs = Date.now() + seconds * 1000;
       let runs = 0;
@@ -272,9 +335,13 @@ onEachDialect('random histories', (dialect) => {
           throw error;
         }
         runs += 1;
-      } while (Date.now() < endMs && seedGiven === undefined);
-      console.log(`${dialect.name}: ${runs} histories, ${steps} steps, first SEED=${first}`);
+      } while (Date.now() < endMs || runs < runsMin);
+      const { transactions, atOnceMax, again } = traffic;
+      console.log(
+        `${dialect.name}: ${runs} histories, ${steps} steps, first SEED=${first}; ` +
+          `${transactions} transactions, up to ${atOnceMax} at once, ${again} run again`,
+      );
     },
-    (seconds + 120) * 1000,
+    timeoutMs,
   );
 });

@@ -1,0 +1,157 @@
+/** Publishes that come late, twice, out of turn, or under a name that is gone. */
+import { expect, test } from 'vitest';
+import { decodeManifest } from '../../src/artifact/manifest.ts';
+import type { Catalog } from '../../src/catalog/catalog.ts';
+import type { OpenCatalog } from '../../src/catalog/open.ts';
+import { Collector } from '../../src/gc/collector.ts';
+import { err } from '../../src/result.ts';
+import { bytes, nodeId, snapshotId } from '../../src/units.ts';
+import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
+
+const eager = { pipeline: { publish: { retry_min: '10ms', retry_max: '100ms' } } };
+
+type Publish = Catalog['publish'];
+
+/** The real catalog, but for its publish. */
+const withPublish =
+  (publish: (real: OpenCatalog, ...call: Parameters<Publish>) => ReturnType<Publish>) =>
+  (real: OpenCatalog): Catalog =>
+    new Proxy<Catalog>(real, {
+      get: (target, name) =>
+        name === 'publish'
+          ? (...call: Parameters<Publish>) => publish(real, ...call)
+          : (Reflect.get(target, name) as unknown),
+    });
+
+async function collect(harness: Harness): Promise<number> {
+  const { database } = harness.catalog;
+  const collector = new Collector({ database, store: harness.store, name: 'test' });
+  return valueOf(await collector.run({}, never)).objectsReclaimed;
+}
+
+async function objects(harness: Harness): Promise<number> {
+  let count = 0;
+  for await (const object of harness.store.list(never)) count += object.key === null ? 0 : 1;
+  return count;
+}
+
+/** Every object that the manifest of a snapshot names is in the store. */
+async function expectWholeManifest(harness: Harness, snapshot: string): Promise<void> {
+  const { content } = valueOf(await harness.catalog.resolve(snapshot));
+  const read = await harness.store.readAll(content.manifest, bytes(1 << 20), never);
+  const manifest = valueOf(decodeManifest(valueOf(read), content.manifest.key));
+  for (const { artifact } of manifest.memory.layers) {
+    valueOf(await harness.store.head(artifact as never));
+  }
+}
+
+test('a capture whose layer a later one published first is published on it', async () => {
+  let late: string | undefined;
+  const published: string[] = [];
+  await using harness = await Harness.make(
+    eager,
+    {},
+    {
+      around: withPublish(async (real, request) => {
+        late ??= request.snapshotId;
+        if (request.snapshotId === late && published.length === 0) {
+          return err({ kind: 'catalog-unavailable', message: 'not now' });
+        }
+        const answer = await real.publish(request);
+        if (answer.ok) published.push(request.snapshotId);
+        return answer;
+      }),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
+  await vm.pause();
+  const firstImage = await allHashes(vm);
+  await vm.resume();
+  const first = await harness.startCapture(vmId, { resumeAfter: 'commit' });
+  for await (const event of harness.service.watch(first.captureId, never)) {
+    if (event.type === 'status' && event.capture.failure !== null) break;
+  }
+  await vm.run({ pages: { firstPage: 3000, pageCount: 5 }, value: 2 });
+  const second = await harness.published(vmId);
+  const left = await harness.service.waitFor(first.captureId, never);
+  expect(left).toMatchObject({ status: 'published', failure: null });
+  expect(published).toEqual([second.snapshotId, left.result?.snapshotId]);
+
+  await using copy = await harness.restore(left.result?.snapshotId ?? '');
+  const differing = (await allHashes(copy)).filter((hash, page) => hash !== firstImage[page]);
+  // The guest's own mailbox moved between the hashes and the pause.
+  expect(differing.length).toBeLessThan(10);
+  for (const { snapshotId: id } of [second, left.result ?? second]) {
+    await expectWholeManifest(harness, id);
+  }
+  expect(valueOf(await harness.catalog.listUploads(nodeId('test-node')))).toEqual([]);
+  await collect(harness);
+  // Two layers, two VM states, two manifests: what the first had stored for itself is gone again.
+  expect(await objects(harness)).toBe(6);
+});
+
+test('an alias that is taken between the check and the publish is told, and costs no snapshot', async () => {
+  let tries = 0;
+  await using harness = await Harness.make(
+    eager,
+    {},
+    {
+      around: withPublish(async (real, request) => {
+        if (request.alias === 'golden') {
+          const [other] = valueOf(await real.list({})).snapshots;
+          if (other !== undefined) await real.addAlias('golden', snapshotId(other.id));
+        }
+        if (request.alias !== 'silver') return await real.publish(request);
+        // Published without its name, and the answer lost: the next try finds the snapshot there.
+        tries += 1;
+        valueOf(await real.publish({ ...request, alias: undefined }));
+        return err({ kind: 'catalog-unavailable', message: 'the answer is lost' });
+      }),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const other = await harness.published(vmId);
+  const told = {
+    status: 'published',
+    failure: null,
+    result: { alias: null, aliasProblem: { kind: 'alias-taken' } },
+  };
+  const views = [];
+  for (const alias of ['golden', 'silver']) {
+    const view = await harness.capture(vmId, { alias });
+    expect(view).toMatchObject(told);
+    valueOf(await harness.catalog.resolve(view.result?.snapshotId ?? ''));
+    views.push(view);
+  }
+  expect(tries).toBe(1);
+  expect(valueOf(await harness.catalog.resolve('golden')).snapshot.id).toBe(other.snapshotId);
+  await harness.stop();
+  await harness.start();
+  for (const { captureId } of views) {
+    expect(harness.service.getCapture(captureId)).toMatchObject(told);
+  }
+});
+
+test('a parent that was retired and collected under a running VM is published again with its child', async () => {
+  await using harness = await Harness.make(eager);
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
+  const base = await harness.published(vmId);
+  await vm.run({ pages: { firstPage: 2500, pageCount: 5 }, value: 2 });
+  const middle = await harness.published(vmId);
+  for (const { snapshotId: id } of [base, middle]) valueOf(await harness.catalog.retire(id));
+  expect(await collect(harness)).toBe(6);
+  expect(await objects(harness)).toBe(0);
+  await vm.run({ pages: { firstPage: 3000, pageCount: 5 }, value: 3 });
+  const expected = await allHashes(vm);
+  const next = await harness.published(vmId);
+  expect(next.predecessor).toBe(middle.layer);
+  await using copy = await harness.restore(next.snapshotId);
+  expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+  await expectWholeManifest(harness, next.snapshotId);
+  expect(valueOf(await harness.catalog.listUploads(nodeId('test-node')))).toEqual([]);
+});
