@@ -41,7 +41,7 @@ const listHolds = createRoute({
   method: 'get',
   path: '/v1/holds',
   tags: ['holds'],
-  summary: 'Open holds of all nodes; with `closed`, released ones too.',
+  summary: 'Open holds of all nodes; with `closed`, the released ones instead.',
   middleware: needs('read'),
   request: {
     query: z.strictObject({
@@ -100,7 +100,7 @@ export function holdRoutes(deps: { readonly catalog: Catalog; readonly nodeId: N
       const { content, closed, limit } = c.req.valid('query');
       const holds = await catalog.listHolds({
         contentId: content === undefined ? undefined : contentId(content),
-        closed: closed === 'true' ? undefined : false,
+        closed: closed === 'true',
         limit,
       });
       return c.json({ holds: valueOf(holds) }, 200);

@@ -32,6 +32,8 @@ export interface CaptureObserver extends Gauges {
     report: ShadowReport,
   ) => void;
   readonly compacted: (report: CompactionReport) => void;
+  /** Once for each thing that start-up had to put right. */
+  readonly recovered: (what: 'resumed' | 'aborted' | 'finished' | 'published') => void;
   /** Something an operator should know that ends no capture. */
   readonly warn: (what: string, facts: Readonly<Record<string, unknown>>) => void;
 }
@@ -46,5 +48,6 @@ export const silentObserver: CaptureObserver = {
   reached: () => undefined,
   shadowed: () => undefined,
   compacted: () => undefined,
+  recovered: () => undefined,
   warn: () => undefined,
 };

@@ -122,6 +122,7 @@ export class Publisher {
     const { retryMin, retryMax } = deps.config.pipeline.publish;
     for (let waitMs: number = retryMin; !signal.aborted; waitMs = Math.min(waitMs * 2, retryMax)) {
       const published = await this.publishOnce(job.captureId, plan, signal).catch(() => null);
+      if (published?.ok === true) deps.observer.recovered('published');
       if (published === null || published.ok) return;
       const facts = { captureId: job.captureId, failure: published.error };
       deps.observer.warn('publishing a recovered capture failed', facts);

@@ -8,7 +8,8 @@ import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import { PARTIAL_SUFFIX } from '../layer/layer-writer.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
-import { recover, type RecoveryHooks, type VmIdentity } from '../lineage/recovery.ts';
+import { recover, type RecoveryAction, type RecoveryHooks } from '../lineage/recovery.ts';
+import type { VmIdentity } from '../lineage/recovery.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
 import type { VmId } from '../units.ts';
@@ -45,6 +46,10 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
     publish: deps.publish,
   };
   const report = await recover(nodeDb, hooks, deps.signal);
+  for (const { kind } of report.done) {
+    const what = recoveredBy[kind];
+    if (what !== undefined) observer.recovered(what);
+  }
   for (const { action, failure } of report.failed) {
     const facts = { action: action.kind, failure };
     if (action.kind === 'resume-vm') {
@@ -56,6 +61,13 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
     if (missing || vm.pausedBy !== null) deps.tend(vm.vmId);
   }
 }
+
+/** What an action has put right; the publisher tells of its own, once they are done. */
+const recoveredBy: Partial<Record<RecoveryAction['kind'], 'resumed' | 'aborted' | 'finished'>> = {
+  'resume-vm': 'resumed',
+  'abort-capture': 'aborted',
+  'commit-capture': 'finished',
+};
 
 /** The same process under the same socket is taken up again; any other is left alone. */
 export async function rebind(

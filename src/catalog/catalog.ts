@@ -275,6 +275,9 @@ export interface Catalog {
     limit?: number | undefined;
   }): CatalogResult<readonly Hold[]>;
 
+  /** How many holds the node has open, and how many objects wait for deletion. For gauges. */
+  counts(nodeId: NodeId): CatalogResult<{ readonly openHolds: number; readonly backlog: number }>;
+
   createVolume(volume: {
     id: string;
     contentId: ContentId;

@@ -115,6 +115,16 @@ export async function selectOpenHoldIdsOfNode(tx: Tx, nodeId: NodeId): Promise<H
   return rows.map((row) => row.id);
 }
 
+export async function countOpenHolds(tx: Tx, nodeId: NodeId): Promise<number> {
+  const row = await tx.db
+    .selectFrom('hold')
+    .select((eb) => eb.fn.countAll<number>().as('count'))
+    .where('node_id', '=', nodeId)
+    .where('released_at_ms', 'is', null)
+    .executeTakeFirstOrThrow();
+  return row.count;
+}
+
 export async function closeHolds(tx: Tx, ids: readonly HoldId[]): Promise<void> {
   for (const some of chunks(ids)) {
     await tx.db

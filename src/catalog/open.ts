@@ -15,7 +15,7 @@ import { Database } from './database.ts';
 import type { DialectPort, StatementEvent, TransactionEvent, Tx } from './database.ts';
 import type { CatalogError } from './errors.ts';
 import { forgetNode } from './forget.ts';
-import { selectHolds } from './hold.queries.ts';
+import { countOpenHolds, selectHolds } from './hold.queries.ts';
 import * as holds from './holds.ts';
 import { findLayers } from './layer.queries.ts';
 import { migrate, migrationStatus } from './migrator.ts';
@@ -23,6 +23,7 @@ import { selectNodes } from './node.queries.ts';
 import * as nodes from './nodes.ts';
 import { openPostgres } from './postgres.ts';
 import { publish } from './publish.ts';
+import { reclaimBacklog } from './reclaim.queries.ts';
 import * as snapshots from './snapshots.ts';
 import { openSqlite } from './sqlite.ts';
 import { selectUploads } from './upload.queries.ts';
@@ -261,6 +262,7 @@ function snapshotFace(read: Run, write: Run): Pick<Catalog, SnapshotCalls> {
 }
 
 type ClaimCalls =
+  | 'counts'
   | 'createVolume'
   | 'deleteVolume'
   | 'findVolume'
@@ -300,6 +302,11 @@ function claimFace(read: Run, write: Run): Pick<Catalog, ClaimCalls> {
           limit: Math.min(limit ?? check.PAGE_ROWS_MAX, check.PAGE_ROWS_MAX),
         }),
       ),
+    counts: (nodeId) =>
+      read('counts', async (tx) => ({
+        openHolds: await countOpenHolds(tx, nodeId),
+        backlog: (await reclaimBacklog(tx)).objects,
+      })),
     createVolume: ({ id, contentId }) =>
       write(
         'create-volume',

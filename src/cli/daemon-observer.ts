@@ -112,6 +112,7 @@ function captureEvents(deps: ObserverDeps): Omit<CaptureObserver, 'queue' | 'sla
       metrics.chainCompacted({ writtenBytes: report.rewrittenBytes });
       logger.info(report, 'chain compacted');
     },
+    recovered: (what) => metrics.recovered(what),
     warn: (what, facts) => logger.warn(facts, what),
   };
 }

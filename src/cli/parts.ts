@@ -15,6 +15,7 @@ import { createTelemetry, type Telemetry } from '../observability/telemetry.ts';
 import { Cleanups } from '../pipeline/cleanups.ts';
 import { Failure, systemCode, type FailureDetail, type Result } from '../result.ts';
 import { nodeId } from '../units.ts';
+import { catalogCounts, countHolds } from './catalog-metrics.ts';
 import { createObserver, walBytes } from './daemon-observer.ts';
 import type { Supervise } from './supervise.ts';
 import { VERSION } from './version.ts';
@@ -110,7 +111,8 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const nodeDbPath = join(config.paths.state, 'node.db');
   const nodeDb = valueOf(NodeDb.open(nodeDbPath, systemClock));
   cleanups.defer(() => nodeDb.close());
-  const catalog = valueOf(await openCatalog(catalogOptions(config)));
+  const opened = valueOf(await openCatalog(catalogOptions(config)));
+  const catalog = countHolds(opened, telemetry.metrics);
   cleanups.defer(() => catalog.close());
   const id = nodeId(config.node.id);
   valueOf(await catalog.registerNode({ nodeId: id }));
@@ -129,7 +131,7 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const supervisor = await supervise(cleanups);
   const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
   cleanups.defer(() => service.close());
-  cleanups.defer(observeParts(telemetry, service, nodeDb, nodeDbPath, config));
+  cleanups.defer(observeParts(telemetry, { service, nodeDb, nodeDbPath, config, catalog }));
   const releases = new ReleaseFlusher({
     catalog,
     store: nodeDb,
@@ -180,11 +182,9 @@ function openCollector(
 
 function observeParts(
   telemetry: Telemetry,
-  service: CaptureService,
-  nodeDb: NodeDb,
-  nodeDbPath: string,
-  config: Config,
+  parts: Pick<Parts, 'service' | 'nodeDb' | 'config' | 'catalog'> & { readonly nodeDbPath: string },
 ): () => void {
+  const { service, nodeDb, nodeDbPath, config, catalog } = parts;
   const { url } = config.catalog;
   const catalogPath = url.startsWith('sqlite:') ? url.slice('sqlite:'.length) : undefined;
   return telemetry.metrics.observe({
@@ -192,7 +192,9 @@ function observeParts(
       const gone = service.listVms().filter((vm) => vm.state === 'gone').length;
       return { attached: service.listVms().length - gone, gone };
     },
-    pendingReleases: () => nodeDb.pendingReleases(10_000).length,
+    pendingReleases: () => nodeDb.countReleases(),
+    pendingPublishes: () => nodeDb.countCommitted(),
+    catalog: () => catalogCounts(catalog, nodeId(config.node.id)),
     walBytes: () => [
       { db: 'node', bytes: walBytes(nodeDbPath) },
       ...(catalogPath === undefined ? [] : [{ db: 'catalog', bytes: walBytes(catalogPath) }]),

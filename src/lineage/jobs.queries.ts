@@ -163,6 +163,12 @@ export function unfinishedJobs(db: Database): CaptureJob[] {
   return all<JobRow>(db, sql).map(toJob);
 }
 
+/** Committed, and not published. */
+export function countCommitted(db: Database): number {
+  const sql = "SELECT count(*) AS count FROM capture_job WHERE step = 'committed'";
+  return one<{ count: number }>(db, sql)?.count ?? 0;
+}
+
 export interface JobQuery {
   readonly vmId?: VmId;
   readonly limit: number;

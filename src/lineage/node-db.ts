@@ -228,6 +228,11 @@ export class NodeDb {
     return jobs.unfinishedJobs(this.#db);
   }
 
+  /** Captures whose epoch is committed and whose snapshot is still to be published. */
+  countCommitted(): number {
+    return jobs.countCommitted(this.#db);
+  }
+
   setResult(captureId: CaptureId, resultJson: string): Outcome<void> {
     return this.#change((db) => {
       jobs.requireJob(db, captureId);
@@ -330,6 +335,10 @@ export class NodeDb {
 
   pendingReleases(limit: number): PendingRelease[] {
     return releases.pendingReleases(this.#db, limit);
+  }
+
+  countReleases(): number {
+    return releases.countReleases(this.#db);
   }
 
   releaseTried(hold: HoldId): Outcome<void> {

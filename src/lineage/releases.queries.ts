@@ -1,7 +1,7 @@
 /** Catalog holds whose release is owed: queued here first, so that an outage only delays it. */
 import type { Database } from 'better-sqlite3';
 import type { HoldId } from '../units.ts';
-import { all, run } from './statements.ts';
+import { all, one, run } from './statements.ts';
 
 export interface PendingRelease {
   readonly holdId: HoldId;
@@ -20,6 +20,10 @@ export function pendingReleases(db: Database, limit: number): PendingRelease[] {
   const sql = `SELECT hold_id AS holdId, queued_at_ms AS queuedAtMs, attempts FROM release_queue
     ORDER BY attempts, queued_at_ms, hold_id LIMIT ?`;
   return all<PendingRelease>(db, sql, limit);
+}
+
+export function countReleases(db: Database): number {
+  return one<{ count: number }>(db, 'SELECT count(*) AS count FROM release_queue')?.count ?? 0;
 }
 
 export function releaseTried(db: Database, hold: HoldId): void {

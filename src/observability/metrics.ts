@@ -35,6 +35,13 @@ export interface ShadowPages {
   readonly shadowOnly: number;
 }
 
+export interface CatalogCounts {
+  /** Of this node. */
+  readonly openHolds: number;
+  /** Objects queued for deletion, by whichever node. */
+  readonly gcBacklog: number;
+}
+
 /** Numbers that are read when metrics are collected, not when they change. */
 export interface Observed {
   /** Items waiting before each stage, and the configured bound, over all captures. */
@@ -45,10 +52,10 @@ export interface Observed {
   }>;
   readonly slabs?: () => { readonly used: number; readonly total: number };
   readonly vms?: () => { readonly attached: number; readonly gone: number };
-  readonly openHolds?: () => number;
   readonly pendingReleases?: () => number;
   readonly pendingPublishes?: () => number;
-  readonly gcBacklog?: () => number;
+  /** Null where the catalog does not answer in time: then there are no samples. */
+  readonly catalog?: () => Promise<CatalogCounts | null>;
   /** Size of each write-ahead log, by database (`node`, `catalog`). */
   readonly walBytes?: () => Iterable<{ readonly db: string; readonly bytes: number }>;
 }
@@ -78,7 +85,7 @@ export interface Metrics {
     readonly trimmed: number;
   }): void;
   held(purpose: string): void;
-  released(): void;
+  released(count: number): void;
   recovered(what: 'resumed' | 'aborted' | 'finished' | 'published'): void;
   httpRequest(request: {
     readonly method: string;
@@ -217,14 +224,31 @@ function gauges(meter: Meter, parts: ReadonlySet<Observed>): void {
       report(vms.gone, { state: 'gone' });
     }),
   );
-  simple('varve_holds_open', 'Holds that this node has.', (p) => p.openHolds);
   simple('varve_releases_pending', 'Releases queued for the catalog.', (p) => p.pendingReleases);
   simple('varve_publishes_pending', 'Commits not yet published.', (p) => p.pendingPublishes);
-  simple('varve_gc_backlog', 'Artifacts queued for deletion.', (p) => p.gcBacklog);
   gauge('varve_wal_bytes', 'Size of the write-ahead log.', (report) =>
     each((part) => {
       for (const { db, bytes } of part.walBytes?.() ?? []) report(bytes, { db });
     }),
+  );
+}
+
+/** One question to the catalog for both gauges, each time metrics are collected. */
+function catalogGauges(meter: Meter, parts: ReadonlySet<Observed>): void {
+  const gauge = (name: string, description: string) =>
+    meter.createObservableGauge(name, { description });
+  const holds = gauge('varve_holds_open', 'Holds that this node has.');
+  const backlog = gauge('varve_gc_backlog', 'Artifacts queued for deletion.');
+  meter.addBatchObservableCallback(
+    async (result) => {
+      for (const part of parts) {
+        const counts = await part.catalog?.();
+        if (counts == null) continue;
+        result.observe(holds, counts.openHolds);
+        result.observe(backlog, counts.gcBacklog);
+      }
+    },
+    [holds, backlog],
   );
 }
 
@@ -234,6 +258,7 @@ export function createMetrics(provider: MeterProvider): Metrics {
   const made = instruments(meter);
   const parts = new Set<Observed>();
   gauges(meter, parts);
+  catalogGauges(meter, parts);
   return { ...captureMetrics(made), ...catalogMetrics(made), observe: observer(parts) };
 }
 
@@ -321,8 +346,8 @@ function catalogMetrics(made: Made) {
     held(purpose: string): void {
       made.holds.add(1, { purpose: purposes(purpose) });
     },
-    released(): void {
-      made.releases.add(1);
+    released(count: number): void {
+      made.releases.add(count);
     },
     httpRequest(request: Parameters<Metrics['httpRequest']>[0]): void {
       const { method, route, status, seconds } = request;

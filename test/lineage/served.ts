@@ -75,7 +75,17 @@ export class Daemon implements AsyncDisposable {
     await this.kill();
   }
 
-  send(method: string, path: string, body?: unknown): Promise<Answer> {
+  async send(method: string, path: string, body?: unknown): Promise<Answer> {
+    const { status, text } = await this.#raw(method, path, body);
+    return { status, body: text === '' ? null : JSON.parse(text) };
+  }
+
+  /** An answer that is no JSON. */
+  async text(path: string): Promise<string> {
+    return (await this.#raw('GET', path)).text;
+  }
+
+  #raw(method: string, path: string, body?: unknown): Promise<{ status: number; text: string }> {
     return new Promise((resolve, reject) => {
       const { socketPath } = this;
       const headers = body === undefined ? {} : { 'content-type': 'application/json' };
@@ -85,7 +95,7 @@ export class Daemon implements AsyncDisposable {
         answer.on('error', reject);
         answer.on('end', () => {
           const text = Buffer.concat(pieces).toString();
-          resolve({ status: answer.statusCode ?? 0, body: text === '' ? null : JSON.parse(text) });
+          resolve({ status: answer.statusCode ?? 0, text });
         });
       });
       sent.on('error', reject);

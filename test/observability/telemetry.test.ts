@@ -77,7 +77,7 @@ test('gauges are read when collected, summed over parts, gone when taken away', 
 test('an observable that throws hides only itself', async () => {
   const { metrics, render } = telemetryWith();
   metrics.observe({
-    openHolds: () => {
+    pendingPublishes: () => {
       throw new Error('database closed');
     },
     vms: () => ({ attached: 2, gone: 0 }),
@@ -145,12 +145,10 @@ function spansOf(body: unknown): PushedSpan[] {
   return resourceSpans.flatMap((r) => r.scopeSpans.flatMap((s) => s.spans));
 }
 
-test('a collector that is not there delays the close, by seconds at most', async () => {
+test('a collector that is not there does not keep telemetry from closing', async () => {
   const telemetry = createTelemetry({ ...options, otlpEndpoint: 'http://127.0.0.1:9' });
   telemetry.tracer.begin({ captureId: 'c', vmId: 'v' }).end();
-  const before = performance.now();
-  await telemetry.close();
-  expect(performance.now() - before).toBeLessThan(5_000);
+  await expect(telemetry.close()).resolves.toBeUndefined();
 });
 
 test('shadow checks count the pages that each source saw', async () => {
