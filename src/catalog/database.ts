@@ -182,16 +182,16 @@ export class Database {
           report(attempts, verdict.error.kind);
           throw new Failure<CatalogError>(verdict.error, thrown);
         }
-        await clock.sleep(this.#backoffMs(attempts), new AbortController().signal);
+        await clock.sleep(backoffMs(attempts, this.#options.random), new AbortController().signal);
       }
     }
   }
+}
 
-  /** Doubles from 1 ms, with jitter, so that those who collided do not collide again. */
-  #backoffMs(attempts: number): number {
-    const ceiling = Math.min(BACKOFF_MS_MAX, 2 ** Math.min(attempts, 10));
-    return 1 + this.#options.random() * ceiling;
-  }
+/** Doubles from 1 ms, with jitter, so that those who collided do not collide again. */
+export function backoffMs(attempts: number, random: () => number): number {
+  const ceiling = Math.min(BACKOFF_MS_MAX, 2 ** Math.min(attempts, 10));
+  return 1 + random() * ceiling;
 }
 
 function mayRetry(verdict: Verdict, attempts: number, inTime: boolean): boolean {

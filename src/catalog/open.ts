@@ -12,7 +12,8 @@ import type { Catalog } from './catalog.ts';
 import * as check from './check.ts';
 import { findContent } from './content.queries.ts';
 import { Database } from './database.ts';
-import type { DialectPort, StatementEvent, TransactionEvent, Tx } from './database.ts';
+import type { DatabaseOptions, DialectPort, StatementEvent } from './database.ts';
+import type { TransactionEvent, Tx } from './database.ts';
 import type { CatalogError } from './errors.ts';
 import { forgetNode } from './forget.ts';
 import { countOpenHolds, selectHolds } from './hold.queries.ts';
@@ -74,25 +75,29 @@ export async function openCatalog(
 
 /** Without looking at migrations. Throws `Failure<CatalogError>`. */
 export async function openDatabase(config: CatalogConfig): Promise<Database> {
-  return new Database(await openPort(config), {
+  const patience = {
     clock: config.clock ?? systemClock,
     random: config.random ?? Math.random,
     lockTimeoutMs: config.lockTimeoutMs ?? 10_000,
-    onTransaction: config.onTransaction,
-  });
+  };
+  const port = await openPort(config, patience);
+  return new Database(port, { ...patience, onTransaction: config.onTransaction });
 }
 
-async function openPort(config: CatalogConfig): Promise<DialectPort> {
+async function openPort(
+  config: CatalogConfig,
+  patience: Pick<DatabaseOptions, 'clock' | 'random' | 'lockTimeoutMs'>,
+): Promise<DialectPort> {
   const { url, onStatement } = config;
   if (url.startsWith('sqlite:')) {
-    return await openSqlite(url.slice('sqlite:'.length), { onStatement });
+    return await openSqlite(url.slice('sqlite:'.length), { ...patience, onStatement });
   }
   if (url.startsWith('postgres://') || url.startsWith('postgresql://')) {
     return openPostgres(url, {
       poolMax: config.poolMax ?? 8,
       connectTimeoutMs: config.connectTimeoutMs ?? 2000,
       statementTimeoutMs: config.statementTimeoutMs ?? 15_000,
-      lockTimeoutMs: Math.min(config.lockTimeoutMs ?? 10_000, 5000),
+      lockTimeoutMs: Math.min(patience.lockTimeoutMs, 5000),
       onStatement,
     });
   }

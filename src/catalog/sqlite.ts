@@ -1,17 +1,19 @@
 /**
  * The SQLite dialect: one connection per process, WAL, durable commits.
  *
- * The driver waits for locks inside a native call, on the event loop's thread. So, once the file
- * is open, it never waits here (`busy_timeout = 0`): a lock held by another process makes BEGIN IMMEDIATE fail at once, and
- * `Database` tries again after a pause in which everything else runs.
+ * The driver waits for locks inside a native call, on the event loop's thread. So it never waits
+ * here (`busy_timeout = 0`): a lock held by another process makes BEGIN IMMEDIATE, or opening the
+ * file, fail at once, and it is tried again after a pause in which everything else runs.
  */
 import { mkdir, open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import SqliteConnection from 'better-sqlite3';
 import { CompiledQuery, Kysely, SqliteDialect, SqliteDriver, sql } from 'kysely';
 import type { DatabaseConnection, Driver, SqliteDialectConfig, TransactionSettings } from 'kysely';
+import type { Clock } from '../clock.ts';
 import { Failure, assert, systemCode } from '../result.ts';
 import { MIB } from '../units.ts';
+import { backoffMs } from './database.ts';
 import type { DialectPort, StatementEvent, Verdict } from './database.ts';
 import type { CatalogError, CatalogErrorKind } from './errors.ts';
 import type { CatalogSchema } from './schema.ts';
@@ -85,11 +87,17 @@ function classify(error: unknown): Verdict {
   return kind === undefined ? { kind: 'foreign' } : { kind: 'fatal', error: { kind, message } };
 }
 
+export interface SqliteOptions {
+  readonly clock: Clock;
+  /** 0 ≤ random() < 1. Spreads retries. */
+  readonly random: () => number;
+  /** How long opening is tried again while others hold the locks that it needs. */
+  readonly lockTimeoutMs: number;
+  readonly onStatement?: ((event: StatementEvent) => void) | undefined;
+}
+
 /** Opens or creates the file and its folder. Throws `Failure<CatalogError>`. */
-export async function openSqlite(
-  path: string,
-  options: { onStatement?: ((event: StatementEvent) => void) | undefined },
-): Promise<DialectPort> {
+export async function openSqlite(path: string, options: SqliteOptions): Promise<DialectPort> {
   const reservePath = `${path}.reserve`;
   const restoreReserve = (): Promise<void> => writeReserve(reservePath);
   const freeReserve = (): Promise<boolean> => removeReserve(reservePath);
@@ -97,12 +105,12 @@ export async function openSqlite(
     if (path !== ':memory:') await mkdir(dirname(path), { recursive: true });
     let db: SqliteConnection.Database;
     try {
-      db = connect(path);
+      db = await connect(path, options);
     } catch (error) {
       const verdict = classify(error);
       const full = verdict.kind === 'fatal' && verdict.error.kind === 'catalog-full';
       if (!full || !(await freeReserve())) throw error;
-      db = connect(path);
+      db = await connect(path, options);
     }
     if (path !== ':memory:') await restoreReserve();
     return port(db, options.onStatement, { freeReserve, restoreReserve });
@@ -115,12 +123,23 @@ export async function openSqlite(
   }
 }
 
-function connect(path: string): SqliteConnection.Database {
+/** Many processes may start at once, and changing to WAL takes an exclusive lock. */
+async function connect(path: string, options: SqliteOptions): Promise<SqliteConnection.Database> {
+  const { clock, random, lockTimeoutMs } = options;
+  const endNs = clock.monotonicNs() + BigInt(Math.ceil(lockTimeoutMs)) * 1_000_000n;
+  for (let attempts = 1; ; attempts += 1) {
+    try {
+      return connectOnce(path);
+    } catch (error) {
+      if (classify(error).kind !== 'conflict' || clock.monotonicNs() >= endNs) throw error;
+    }
+    await clock.sleep(backoffMs(attempts, random), new AbortController().signal);
+  }
+}
+
+function connectOnce(path: string): SqliteConnection.Database {
   const db = new SqliteConnection(path, { timeout: 0 });
   try {
-    // Only while it is opened, before anything else runs here: many processes may start at once, and
-    // changing to WAL takes an exclusive lock.
-    db.pragma('busy_timeout = 30000');
     db.pragma('foreign_keys = ON');
     db.pragma('synchronous = FULL');
     db.pragma(`cache_size = -${CACHE_KIB}`);
@@ -128,7 +147,7 @@ function connect(path: string): SqliteConnection.Database {
     if (path !== ':memory:') ensureWal(db);
     assert(db.pragma('foreign_keys', { simple: true }) === 1, 'foreign keys are enforced');
     assert(db.pragma('synchronous', { simple: true }) === 2, 'commits are durable');
-    db.pragma('busy_timeout = 0');
+    assert(db.pragma('busy_timeout', { simple: true }) === 0, 'locks are not waited for here');
     return db;
   } catch (error) {
     db.close();

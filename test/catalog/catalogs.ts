@@ -55,11 +55,14 @@ export function onEachDialect(what: string, suite: (dialect: TestDialect) => voi
   });
 }
 
+/** A machine that stops for minutes must not turn a wait into a failure. */
+export const patient = { lockTimeoutMs: 600_000 };
+
 export async function openTest(
   dialect: TestDialect,
   config: Partial<CatalogConfig> = {},
 ): Promise<OpenCatalog> {
-  return value(await openCatalog({ url: await dialect.newUrl(), ...config }));
+  return value(await openCatalog({ ...patient, url: await dialect.newUrl(), ...config }));
 }
 
 /** The value, or a failed test that shows the error. */

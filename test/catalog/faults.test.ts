@@ -4,12 +4,13 @@ import { once } from 'node:events';
 import { mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
-import { setTimeout as later } from 'node:timers/promises';
+import { setImmediate as immediate } from 'node:timers/promises';
 import { sql } from 'kysely';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import { systemClock } from '../../src/clock.ts';
-import type { TransactionEvent } from '../../src/catalog/database.ts';
+import type { Clock } from '../../src/clock.ts';
+import type { StatementEvent, TransactionEvent } from '../../src/catalog/database.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
 import { publish } from '../../src/catalog/publish.ts';
 import { ReleaseFlusher } from '../../src/catalog/release-queue.ts';
@@ -18,8 +19,16 @@ import { ok } from '../../src/result.ts';
 import { holdId } from '../../src/units.ts';
 import type { HoldId } from '../../src/units.ts';
 import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
-import { NODE, errorKind, headOf, onEachDialect, openTest } from './catalogs.ts';
+import { NODE, errorKind, headOf, onEachDialect, openTest, patient } from './catalogs.ts';
 import { prepare, publishOne, value } from './catalogs.ts';
+
+function promised(): { readonly promise: Promise<void>; readonly resolve: () => void } {
+  let resolve: () => void = () => undefined;
+  const promise = new Promise<void>((done) => {
+    resolve = done;
+  });
+  return { promise, resolve };
+}
 
 /** What `NodeDb` does, without a disk. */
 class Queue {
@@ -48,7 +57,9 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
 
   test('a server that stops in mid-publish leaves nothing half there', async () => {
     if (!server.canRestart) return;
-    const catalog = await openTest(dialect, { connectTimeoutMs: 500 });
+    const events: TransactionEvent[] = [];
+    const onTransaction = (event: TransactionEvent): void => void events.push(event);
+    const catalog = await openTest(dialect, { onTransaction });
     value(await catalog.registerNode({ nodeId: NODE }));
     const base = await publishOne(catalog);
     const request = await prepare(catalog, { on: headOf(base), alias: 'later' });
@@ -67,12 +78,17 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
       clock: systemClock,
       onError: ({ kind }) => errors.push(kind),
     });
-    const startMs = Date.now();
+    events.length = 0;
     expect(errorKind(await catalog.publish(request))).toBe('catalog-unavailable');
     expect(errorKind(await catalog.resolve(base.snapshotId))).toBe('catalog-unavailable');
     expect(await flusher.flush()).toBe(false);
     expect(errors).toEqual(['catalog-unavailable']);
-    expect(Date.now() - startMs).toBeLessThan(10_000);
+    // They fail fast: each was tried once more, and no longer.
+    expect(events.map(({ name, attempts }) => [name, attempts])).toEqual([
+      ['publish', 2],
+      ['resolve', 2],
+      ['release', 2],
+    ]);
     expect(queue.holds.size).toBe(1);
     await server.up();
     expect(errorKind(await catalog.show(request.snapshotId))).toBe('snapshot-missing');
@@ -112,12 +128,12 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
     const catalog = await openTest(dialect, { onTransaction: (event) => events.push(event) });
     value(await catalog.registerNode({ nodeId: NODE }));
     const [one, two] = [await publishOne(catalog), await publishOne(catalog)];
-    const reached = [false, false];
+    const reached = [promised(), promised()] as const;
     const lock = async (first: string, second: string, own: 0 | 1): Promise<void> => {
       await catalog.database.write('deadlock', async (tx) => {
         await sql`SELECT 1 FROM snapshot WHERE id = ${first} FOR UPDATE`.execute(tx.db);
-        reached[own] = true;
-        while (!reached[1 - own]) await later(1);
+        reached[own].resolve();
+        await reached[own === 0 ? 1 : 0].promise;
         await sql`SELECT 1 FROM snapshot WHERE id = ${second} FOR UPDATE`.execute(tx.db);
       });
     };
@@ -158,14 +174,12 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
     await catalog.close();
   });
 
-  test('a database that is not there, or no server, is a clear error within seconds', async () => {
-    const startMs = Date.now();
+  test('a database that is not there, or no server, is a clear error', async () => {
     expect(errorKind(await openCatalog({ url: server.url('nowhere') }))).toBe(
       'catalog-unavailable',
     );
     const nobody = 'postgres://varve@localhost/varve?host=/nonexistent';
     expect(errorKind(await openCatalog({ url: nobody }))).toBe('catalog-unavailable');
-    expect(Date.now() - startMs).toBeLessThan(10_000);
   });
 });
 
@@ -183,14 +197,15 @@ describe('SQLite faults', () => {
     },
   } as const;
 
-  /** Another process that has the write lock until told to end. */
-  async function locker(url: string): Promise<{ end(): Promise<void> }> {
+  /** Another process that has the lock until told to end. */
+  async function locker(url: string, begin = 'BEGIN IMMEDIATE'): Promise<{ end(): Promise<void> }> {
     const script = `
-      const db = new (require(${JSON.stringify(driver)}))(process.argv[1]);
-      db.exec('BEGIN IMMEDIATE');
+      const [path, begin] = process.argv.slice(1);
+      const db = new (require(${JSON.stringify(driver)}))(path);
+      db.exec(begin);
       process.stdin.once('data', () => { db.exec('ROLLBACK'); process.exit(0); });
       console.log('locked');`;
-    const child = spawn(process.execPath, ['-e', script, url.slice('sqlite:'.length)], {
+    const child = spawn(process.execPath, ['-e', script, url.slice('sqlite:'.length), begin], {
       stdio: ['pipe', 'pipe', 'inherit'],
     });
     await once(child.stdout, 'data');
@@ -202,27 +217,48 @@ describe('SQLite faults', () => {
     };
   }
 
-  test('a lock that another process holds for 4 s delays writes only', async () => {
+  test('a lock that another process holds delays writes only, and never the event loop', async () => {
     const url = await dialect.newUrl();
-    const catalog = value(await openCatalog({ url }));
+    let refused = 0;
+    const onStatement = ({ sql: text, failed }: StatementEvent): void => {
+      if (failed && text === 'begin immediate') refused += 1;
+    };
+    const catalog = value(await openCatalog({ ...patient, url, onStatement }));
     value(await catalog.registerNode({ nodeId: NODE }));
     const request = await prepare(catalog);
     const other = await locker(url);
-    const publishing = catalog.publish(request);
-    let longestMs = 0;
+    let published = false;
+    const publishing = catalog.publish(request).finally(() => (published = true));
+    // Each read comes back while the publish is turned away again and again: some 4 s of it.
     let reads = 0;
-    for (const endMs = Date.now() + 4000; Date.now() < endMs; reads += 1) {
-      const startMs = performance.now();
+    for (; refused < 60; reads += 1) {
       value(await catalog.ping());
-      await later(5);
-      longestMs = Math.max(longestMs, performance.now() - startMs - 5);
+      await immediate();
     }
+    expect(published).toBe(false);
+    expect(reads).toBeGreaterThan(60);
     await other.end();
     expect(value(await publishing).created).toBe(true);
-    expect(reads).toBeGreaterThan(10);
-    // What the native driver's own waiting would show here is four seconds.
-    expect(longestMs).toBeLessThan(1000);
     await catalog.close();
+  });
+
+  test('opening a catalog that another process locks waits without the event loop', async () => {
+    const url = await dialect.newUrl();
+    const other = await locker(url, 'BEGIN EXCLUSIVE; CREATE TABLE t (n INTEGER)');
+    let slept = 0;
+    const enough = promised();
+    const clock: Clock = {
+      ...systemClock,
+      sleep: (ms, signal) => {
+        slept += 1;
+        if (slept === 20) enough.resolve();
+        return systemClock.sleep(ms, signal);
+      },
+    };
+    const opening = openCatalog({ ...patient, url, clock });
+    await enough.promise;
+    await other.end();
+    await value(await opening).close();
   });
 
   test('a lock held for longer than the limit is catalog-busy', async () => {

@@ -1,4 +1,3 @@
-import { setTimeout as later } from 'node:timers/promises';
 import SqliteConnection from 'better-sqlite3';
 import { sql } from 'kysely';
 import pg from 'pg';
@@ -34,12 +33,6 @@ async function breakLayer(url: string, uuid: LayerUuid): Promise<void> {
   await client.end();
 }
 
-/** Whether the task has not ended by itself: the other side still holds what it waits for. */
-async function isWaiting(task: Promise<unknown>): Promise<boolean> {
-  const waiting = Symbol('waiting');
-  return (await Promise.race([task, later(30, waiting)])) === waiting;
-}
-
 onEachDialect('a race', (dialect) => {
   test('a publish on a parent that is being condemned fails cleanly', async () => {
     await using world = await World.open(dialect);
@@ -55,7 +48,7 @@ onEachDialect('a race', (dialect) => {
     });
     await gate.arrived;
     const publishing = world.catalog.publish(child);
-    expect(await isWaiting(publishing)).toBe(true);
+    await world.untilWaiting(publishing);
     gate.open();
     await condemning;
     expect(errorKind(await publishing)).toBe('layer-missing');
@@ -78,7 +71,7 @@ onEachDialect('a race', (dialect) => {
     });
     await gate.arrived;
     const collecting = world.collector().run({}, signal);
-    expect(await isWaiting(collecting)).toBe(true);
+    await world.untilWaiting(collecting);
     gate.open();
     await publishing;
     expect(value(await collecting)).toMatchObject({ contentsDeleted: 1, layersCondemned: 0 });
@@ -106,7 +99,7 @@ onEachDialect('a race', (dialect) => {
       await gate.arrived;
       const second: Promise<Result<unknown, { kind: string; message: string }>> =
         first === 'delete' ? world.catalog.hold(request) : world.collector().run({}, signal);
-      expect(await isWaiting(second)).toBe(true);
+      await world.untilWaiting(second);
       gate.open();
       await firstTask;
       if (first === 'delete') expect(errorKind(await second)).toBe('content-missing');
@@ -133,7 +126,7 @@ onEachDialect('a race', (dialect) => {
     const retiring = world.catalog.database.write('test', (tx) =>
       retireSnapshot(tx, made.snapshotId),
     );
-    expect(await isWaiting(retiring)).toBe(true);
+    await world.untilWaiting(retiring);
     gate.open();
     await Promise.all([releasing, retiring]);
     expect(await world.collect()).toMatchObject({ contentsDeleted: 1, layersCondemned: 1 });
@@ -152,7 +145,7 @@ onEachDialect('a race', (dialect) => {
     });
     await gate.arrived;
     const releasing = world.catalog.release(hold);
-    expect(await isWaiting(releasing)).toBe(true);
+    await world.untilWaiting(releasing);
     gate.open();
     await holding;
     value(await releasing);
@@ -184,7 +177,7 @@ onEachDialect('a race', (dialect) => {
       await gate.arrived;
       const second: Promise<Result<unknown, { kind: string; message: string }>> =
         first === 'publish' ? world.catalog.forgetNode(late) : world.catalog.publish(request);
-      expect(await isWaiting(second)).toBe(true);
+      await world.untilWaiting(second);
       gate.open();
       await firstTask;
       if (first === 'cleanup') expect(errorKind(await second)).toBe('upload-missing');

@@ -3,33 +3,54 @@ import { createHash, randomUUID } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { fastFolder } from '../../tools/postgres-server.ts';
 import { join } from 'node:path';
+import pg from 'pg';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import type { ArtifactStore, StoredArtifact } from '../../src/artifact/store.ts';
 import type { Layer, NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
+import type { StatementEvent } from '../../src/catalog/database.ts';
 import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
 import { Collector, gcDefaults } from '../../src/gc/collector.ts';
 import type { GcConfig, GcReport } from '../../src/gc/collector.ts';
 import { bytes, contentId, digest, layerUuid, snapshotId } from '../../src/units.ts';
 import type { ContentId, LayerUuid, NodeId } from '../../src/units.ts';
-import { NODE, value } from '../catalog/catalogs.ts';
+import { NODE, patient, value } from '../catalog/catalogs.ts';
 import { MemoryArtifactStore } from './memory-store.ts';
 import type { Shape, TestDialect } from '../catalog/catalogs.ts';
 
 export const signal = new AbortController().signal;
 
+/** Tells who was turned away by a lock of SQLite; on PostgreSQL the server is asked. */
+class LockedOut {
+  #waiters: (() => void)[] = [];
+
+  readonly note = ({ sql: text, failed }: StatementEvent): void => {
+    if (!failed || text !== 'begin immediate') return;
+    for (const resolve of this.#waiters.splice(0)) resolve();
+  };
+
+  next(): Promise<void> {
+    return new Promise((resolve) => this.#waiters.push(resolve));
+  }
+}
+
 export class World implements AsyncDisposable {
+  readonly #lockedOut: LockedOut;
   readonly catalog: OpenCatalog;
   readonly store: ArtifactStore;
   readonly url: string;
   readonly folder: string;
   readonly #others: OpenCatalog[] = [];
 
-  private constructor(catalog: OpenCatalog, store: ArtifactStore, url: string, folder: string) {
-    this.catalog = catalog;
-    this.store = store;
-    this.url = url;
-    this.folder = folder;
+  private constructor(
+    of: Pick<World, 'catalog' | 'store' | 'url' | 'folder'>,
+    lockedOut: LockedOut,
+  ) {
+    this.catalog = of.catalog;
+    this.store = of.store;
+    this.url = of.url;
+    this.folder = of.folder;
+    this.#lockedOut = lockedOut;
   }
 
   static async open(
@@ -38,21 +59,43 @@ export class World implements AsyncDisposable {
   ): Promise<World> {
     const url = await dialect.newUrl();
     const folder = await mkdtemp(join(fastFolder, 'varve-world-'));
-    const catalog = value(await openCatalog({ url, ...config }));
+    const lockedOut = new LockedOut();
+    const onStatement = lockedOut.note;
+    const catalog = value(await openCatalog({ ...patient, url, onStatement, ...config }));
     const root = join(folder, 'store');
     const store =
       config.inMemory === true
         ? new MemoryArtifactStore()
         : value(await FileArtifactStore.open({ root }));
     value(await catalog.registerNode({ nodeId: NODE }));
-    return new World(catalog, store, url, folder);
+    return new World({ catalog, store, url, folder }, lockedOut);
   }
 
   /** The same database through another connection, as another process would have. */
   async another(config: Partial<CatalogConfig> = {}): Promise<OpenCatalog> {
-    const catalog = value(await openCatalog({ url: this.url, ...config }));
+    const onStatement = this.#lockedOut.note;
+    const catalog = value(await openCatalog({ ...patient, url: this.url, onStatement, ...config }));
     this.#others.push(catalog);
     return catalog;
+  }
+
+  /** Until `task`, under way, waits for what another connection holds. Fails if it ends instead. */
+  async untilWaiting(task: Promise<unknown>): Promise<void> {
+    const ended = task.then(() => {
+      throw new Error('it ended without waiting');
+    });
+    const waiting = this.catalog.dialect === 'sqlite' ? this.#lockedOut.next() : this.#blocked();
+    await Promise.race([ended, waiting]);
+  }
+
+  /** Until the server says that a session of this database waits for a lock. */
+  async #blocked(): Promise<void> {
+    const client = new pg.Client({ connectionString: this.url });
+    await client.connect();
+    const waiting = `SELECT 1 FROM pg_stat_activity
+      WHERE datname = current_database() AND wait_event_type = 'Lock'`;
+    while ((await client.query(waiting)).rowCount === 0);
+    await client.end();
   }
 
   collector(config: Partial<GcConfig> = {}, catalog: OpenCatalog = this.catalog): Collector {
