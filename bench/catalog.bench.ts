@@ -7,19 +7,20 @@ import { createHash } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { sql } from 'kysely';
 import type { ArtifactStore } from '../src/artifact/store.ts';
 import type { PublishRequest } from '../src/catalog/catalog.ts';
 import { openCatalog } from '../src/catalog/open.ts';
 import type { OpenCatalog } from '../src/catalog/open.ts';
 import { Collector, gcDefaults } from '../src/gc/collector.ts';
+import { reclaimBatch } from '../src/gc/reclaim.ts';
 import { ok } from '../src/result.ts';
 import type { FailureDetail, Result } from '../src/result.ts';
 import { bytes, contentId, digest, layerUuid, nodeId, snapshotId } from '../src/units.ts';
 import { TestPostgres, postgresMissing } from '../tools/postgres-server.ts';
 import { digestOf, loadCatalog, randomOf, uuidOf } from './catalog-load.ts';
 import type { Loaded } from './catalog-load.ts';
-import { createNaive, naivePublish } from './catalog-naive.ts';
+import { createNaive, naiveCollect, naivePublish, naiveResolve } from './catalog-naive.ts';
+import { lockWaits, sizesOf } from './catalog-stats.ts';
 
 export interface CatalogSizes {
   readonly layers: readonly number[];
@@ -30,7 +31,7 @@ export interface CatalogSizes {
 
 export const sizes = {
   smoke: { layers: [320, 3200], operations: 20, retired: 40, publishers: 4 },
-  full: { layers: [10_000, 1_000_000], operations: 400, retired: 1000, publishers: 16 },
+  full: { layers: [10_000, 1_000_000], operations: 500, retired: 1000, publishers: 16 },
 } as const satisfies Record<string, CatalogSizes>;
 
 type Print = (line: string) => void;
@@ -38,6 +39,7 @@ const NODE = nodeId('bench');
 const seed = 20_261_130;
 
 interface Subject {
+  readonly url: string;
   readonly catalog: OpenCatalog;
   readonly loaded: Loaded;
   readonly random: () => number;
@@ -50,16 +52,23 @@ function value<T>(result: Result<T, FailureDetail>): T {
   throw new Error(`${result.error.kind}: ${result.error.message}`);
 }
 
+export interface CatalogBenchOptions {
+  readonly dialects?: readonly ('sqlite' | 'postgres')[] | undefined;
+  /** Called between loading and measuring, for each dialect. */
+  readonly loaded?: (() => Promise<void>) | undefined;
+}
+
 export async function catalogBench(
   size: CatalogSizes,
   print: Print,
-  dialects: readonly ('sqlite' | 'postgres')[] = ['sqlite', 'postgres'],
+  options: CatalogBenchOptions = {},
 ): Promise<void> {
+  const { dialects = ['sqlite', 'postgres'], loaded } = options;
   if (dialects.includes('sqlite')) {
     const folder = await mkdtemp(join(tmpdir(), 'varve-bench-'));
     try {
       const urls = size.layers.map((count) => `sqlite:${join(folder, `${count}.db`)}`);
-      await benchDialect('sqlite', urls, size, print);
+      await benchDialect({ name: 'sqlite', urls, loaded }, size, print);
     } finally {
       await rm(folder, { recursive: true, force: true });
     }
@@ -72,19 +81,20 @@ export async function catalogBench(
   }
   await using server = await TestPostgres.start({ durable: true });
   const urls = await Promise.all(size.layers.map(() => server.newDatabase()));
-  await benchDialect('postgres', urls, size, print);
+  await benchDialect({ name: 'postgres', urls, loaded }, size, print);
 }
 
 async function benchDialect(
-  name: string,
-  urls: readonly string[],
+  of: { name: string; urls: readonly string[]; loaded: CatalogBenchOptions['loaded'] },
   size: CatalogSizes,
   print: Print,
 ): Promise<void> {
+  const { name, urls, loaded } = of;
   const subjects: Subject[] = [];
   for (const [index, url] of urls.entries()) {
     subjects.push(await openSubject(url, size.layers[index] ?? 0));
   }
+  await loaded?.();
   for (let count = 0; count < size.operations; count += 1) {
     for (const subject of subjects) await oneRound(subject);
   }
@@ -92,7 +102,7 @@ async function benchDialect(
   report(name, subjects, print);
   if (name === 'postgres') await concurrent(subjects, size, print);
   for (const subject of subjects) {
-    print(`${name} ${subject.loaded.layers} layers: ${await sizesOf(subject)}`);
+    print(`${name} ${subject.loaded.layers} layers: ${await sizesOf(subject.catalog)}`);
     await subject.catalog.close();
   }
 }
@@ -113,6 +123,7 @@ async function openSubject(url: string, layers: number): Promise<Subject> {
   const loaded = await loadCatalog(url, layers, { node: NODE, seed });
   const random = randomOf(seed + layers);
   return {
+    url,
     catalog,
     loaded,
     random,
@@ -140,10 +151,10 @@ function baseOf({ loaded, random }: Subject): Loaded['heads'][number] {
 }
 
 async function oneRound(subject: Subject): Promise<void> {
-  const { catalog, loaded, random } = subject;
+  const { catalog, random } = subject;
   const own = await prepare(subject, baseOf(subject).layer);
   value(await timed(subject, 'publish, low reuse', () => catalog.publish(own)));
-  const template = loaded.heads[3] ?? baseOf(subject);
+  const template = templateOf(subject);
   const shared = await prepare(subject, template.layer);
   value(await timed(subject, 'publish, shared template', () => catalog.publish(shared)));
   const naiveBase = baseOf(subject).snapshot;
@@ -153,7 +164,16 @@ async function oneRound(subject: Subject): Promise<void> {
   const other = baseOf(subject).snapshot;
   value(await timed(subject, 'resolve, low reuse', () => catalog.resolve(other)));
   value(await timed(subject, 'resolve, shared template', () => catalog.resolve(template.snapshot)));
+  await timed(subject, 'resolve and chain', async () => {
+    const { content } = value(await catalog.resolve(other));
+    for (const { layer } of content.heads) value(await catalog.lineage(layer));
+  });
+  await timed(subject, 'resolve and chain, all pairs', () => naiveResolve(catalog.database, other));
 }
+
+/** What every start of the shared-template load uses: the head of one whole chain. */
+const templateOf = (subject: Subject): Loaded['heads'][number] =>
+  subject.loaded.heads[3] ?? baseOf(subject);
 
 async function prepare({ catalog, random }: Subject, on: string): Promise<PublishRequest> {
   const upload = (kind: 'layer' | 'manifest' | 'vm-state') => ({
@@ -210,14 +230,30 @@ async function benchGc(subjects: readonly Subject[], size: CatalogSizes): Promis
       const collector = new Collector(deps, gcDefaults);
       const done = await timed(subject, 'collect', () => collector.run({}, signal));
       if (value(done).layersCondemned !== size.retired / parts) throw new Error('wrong count');
+      await opponentGc(subject, size.retired / parts);
     }
   }
+}
+
+/** Forgets as many of its own snapshots; the objects are then reclaimed as ours are. */
+async function opponentGc(subject: Subject, retired: number): Promise<void> {
+  const { catalog, random } = subject;
+  const { database } = catalog;
+  const snapshots: string[] = [];
+  while (snapshots.length < retired) {
+    snapshots.push(await naivePublish(database, random, baseOf(subject).snapshot, NODE));
+  }
+  const deps = { database, store: noBytes as ArtifactStore };
+  const signal = new AbortController().signal;
+  await timed(subject, 'collect, all pairs', async () => {
+    if ((await naiveCollect(database, snapshots)) !== retired) throw new Error('wrong count');
+    while ((await reclaimBatch(deps, gcDefaults, signal)).claimed > 0);
+  });
 }
 
 const percentile = (times: readonly number[], share: number): number =>
   [...times].sort((a, b) => a - b)[Math.min(times.length - 1, Math.floor(times.length * share))] ??
   Number.NaN;
-const sum = (times: readonly number[]): number => times.reduce((total, time) => total + time, 0);
 
 function report(name: string, subjects: readonly Subject[], print: Print): void {
   const [small, large] = subjects;
@@ -226,11 +262,11 @@ function report(name: string, subjects: readonly Subject[], print: Print): void 
   for (const what of small.times.keys()) {
     const [a, b] = subjects.map(({ times }) => times.get(what) ?? []);
     if (a === undefined || b === undefined) continue;
-    if (what === 'collect') {
+    if (what.startsWith('collect')) {
       const [few, many] = [a.length * percentile(a, 0.5), b.length * percentile(b, 0.5)];
       const ratio = (many / few).toFixed(2);
       print(
-        `${name} collect: ${few.toFixed(0)} ms at ${counts[0]} layers, ` +
+        `${name} ${what}: ${few.toFixed(0)} ms at ${counts[0]} layers, ` +
           `${many.toFixed(0)} ms at ${counts[1]}: × ${ratio}`,
       );
       continue;
@@ -260,11 +296,12 @@ async function concurrent(
       const each = Math.ceil(size.operations / size.publishers);
       const startNs = process.hrtime.bigint();
       const what = `concurrent ${load}`;
+      await using waits = await lockWaits(subject.url);
       await Promise.all(
         Array.from({ length: size.publishers }, async () => {
           for (let count = 0; count < each; count += 1) {
-            const base = load === 'low reuse' ? baseOf(subject) : subject.loaded.heads[3];
-            const request = await prepare(subject, (base ?? baseOf(subject)).layer);
+            const base = load === 'low reuse' ? baseOf(subject) : templateOf(subject);
+            const request = await prepare(subject, base.layer);
             value(await timed(subject, what, () => subject.catalog.publish(request)));
           }
         }),
@@ -273,31 +310,11 @@ async function concurrent(
       const times = subject.times.get(what) ?? [];
       const rate = Math.round((each * size.publishers) / seconds);
       print(
-        `postgres ${subject.loaded.layers} layers, ${size.publishers} publishers, ${load}: ` +
+        `postgres concurrent, ${subject.loaded.layers} layers, ${size.publishers} publishers, ${load}: ` +
           `${rate}/s, p50 / p99 ` +
           `${percentile(times, 0.5).toFixed(2)} / ${percentile(times, 0.99).toFixed(2)} ms, ` +
-          `${subject.retries - before} retries after a lost lock`,
+          `${waits.text()}, ${subject.retries - before} run again`,
       );
     }
   }
-}
-
-async function sizesOf({ catalog }: Subject): Promise<string> {
-  const { database } = catalog;
-  const query =
-    catalog.dialect === 'sqlite'
-      ? sql<{ name: string; bytes: number }>`SELECT schema.tbl_name AS name, sum(pgsize) AS bytes
-          FROM dbstat JOIN sqlite_schema schema ON schema.name = dbstat.name
-          WHERE dbstat.aggregate = TRUE GROUP BY schema.tbl_name`
-      : sql<{ name: string; bytes: number }>`SELECT relname AS name,
-          pg_total_relation_size(oid) AS bytes FROM pg_class
-          WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace`;
-  const { rows } = await database.read('sizes', (tx) => query.execute(tx.db));
-  const mib = (size: number): string => `${(size / 2 ** 20).toFixed(1)} MiB`;
-  const ours = rows.filter(({ name }) => name !== 'naive_pair' && name !== 'content_head');
-  const of = (name: string): string => mib(rows.find((row) => row.name === name)?.bytes ?? 0);
-  return (
-    `heads ${of('content_head')} against pairs ${of('naive_pair')}, tables and indexes both need ` +
-    mib(sum(ours.map((row) => row.bytes)))
-  );
 }

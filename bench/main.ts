@@ -1,7 +1,10 @@
 /**
  * `npm run bench -- <subject> [--size smoke|full]`: runs one bench and prints its lines. Subject
- * `epochs` also takes `--part chain|modes|compression|tracking` and `--plot <file.svg>`.
+ * `epochs` also takes `--part chain|modes|compression|tracking` and `--plot <file.svg>`. Subject
+ * `catalog` takes `--dialect sqlite|postgres`, and `--wait`: once it is loaded it waits for a line
+ * on standard input, so that the machine can be made quiet first.
  */
+import { once } from 'node:events';
 import { parseArgs } from 'node:util';
 import { captureBench, sizes as captureSizes } from './capture.bench.ts';
 import { catalogBench, sizes as catalogSizes } from './catalog.bench.ts';
@@ -14,15 +17,27 @@ const { values, positionals } = parseArgs({
     size: { type: 'string', default: 'full' },
     part: { type: 'string' },
     plot: { type: 'string' },
+    dialect: { type: 'string' },
+    wait: { type: 'boolean', default: false },
   },
 });
 const size = values.size === 'smoke' ? 'smoke' : 'full';
 const part = parts.find((name) => name === values.part);
 const print = (line: string): void => void process.stdout.write(`${line}\n`);
+const dialects = (): readonly ('sqlite' | 'postgres')[] | undefined =>
+  values.dialect === 'sqlite' || values.dialect === 'postgres' ? [values.dialect] : undefined;
+
+async function loaded(): Promise<void> {
+  if (!values.wait) return;
+  print('loaded');
+  await once(process.stdin, 'data');
+  process.stdin.pause();
+}
+
 const benches: Readonly<Record<string, () => Promise<void>>> = {
   capture: () => captureBench(captureSizes[size], print),
-  catalog: () => catalogBench(catalogSizes[size], print),
   epochs: () => epochsBench(epochSizes[size], print, { part, plotFile: values.plot }),
+  catalog: () => catalogBench(catalogSizes[size], print, { dialects: dialects(), loaded }),
   layer: () => layerBench(layerSizes[size], print),
 };
 const [subject = ''] = positionals;

@@ -28,19 +28,16 @@ export const toArtifact = (row: ArtifactFacts): StoredArtifact => ({
 });
 
 export async function insertArtifacts(tx: Tx, artifacts: readonly StoredArtifact[]): Promise<void> {
-  if (artifacts.length === 0) return;
-  await tx.db
-    .insertInto('artifact')
-    .values(
-      artifacts.map(({ key, kind, digest, sizeBytes }) => ({
-        key,
-        kind,
-        digest,
-        size_bytes: sizeBytes,
-        created_at_ms: tx.nowMs,
-      })),
-    )
-    .execute();
+  for (const some of chunks(artifacts)) {
+    const rows = some.map(({ key, kind, digest, sizeBytes }) => ({
+      key,
+      kind,
+      digest,
+      size_bytes: sizeBytes,
+      created_at_ms: tx.nowMs,
+    }));
+    await tx.db.insertInto('artifact').values(rows).execute();
+  }
 }
 
 /**

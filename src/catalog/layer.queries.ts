@@ -1,8 +1,9 @@
 /** Table `layer`: one row per sealed layer that something published, or a layer above, needs. */
 import { sql } from 'kysely';
 import type { ColumnType } from 'kysely';
+import type { StoredArtifact } from '../artifact/store.ts';
 import type { ArtifactKey, Bytes, LayerUuid } from '../units.ts';
-import { toArtifact } from './artifact.queries.ts';
+import { findArtifacts, toArtifact } from './artifact.queries.ts';
 import type { ArtifactFacts } from './artifact.queries.ts';
 import type { Layer } from './catalog.ts';
 import { chunks } from './database.ts';
@@ -25,14 +26,16 @@ interface LayerRow extends ArtifactFacts {
   readonly layer_created_at_ms: number;
 }
 
-const toLayer = (row: LayerRow): Layer => ({
+const layerOf = (row: Omit<LayerRow, keyof ArtifactFacts>, artifact: StoredArtifact): Layer => ({
   uuid: row.uuid,
   predecessor: row.predecessor,
   virtualBytes: row.virtual_bytes,
   depth: row.depth,
-  artifact: toArtifact(row),
+  artifact,
   createdAtMs: row.layer_created_at_ms,
 });
+
+const toLayer = (row: LayerRow): Layer => layerOf(row, toArtifact(row));
 
 const layersWithArtifacts = (tx: Tx) =>
   tx.db
@@ -64,58 +67,59 @@ export async function insertLayers(
   tx: Tx,
   layers: readonly Omit<Layer, 'createdAtMs'>[],
 ): Promise<void> {
-  if (layers.length === 0) return;
-  await tx.db
-    .insertInto('layer')
-    .values(
-      layers.map(({ uuid, predecessor, artifact, virtualBytes, depth }) => ({
-        uuid,
-        predecessor,
-        artifact_key: artifact.key,
-        virtual_bytes: virtualBytes,
-        depth,
-        created_at_ms: tx.nowMs,
-      })),
-    )
-    .execute();
+  for (const some of chunks(layers)) {
+    const rows = some.map(({ uuid, predecessor, artifact, virtualBytes, depth }) => ({
+      uuid,
+      predecessor,
+      artifact_key: artifact.key,
+      virtual_bytes: virtualBytes,
+      depth,
+      created_at_ms: tx.nowMs,
+    }));
+    await tx.db.insertInto('layer').values(rows).execute();
+  }
 }
 
 /**
  * From the head down. Ends early only where a predecessor's row is missing, which foreign keys
- * forbid.
+ * forbid. Two plain steps: joined into one, SQLite may walk all layers there are to find these.
  */
 export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
+  const columns = [
+    'layer.uuid',
+    'layer.predecessor',
+    'layer.virtual_bytes',
+    'layer.depth',
+    'layer.created_at_ms as layer_created_at_ms',
+    'layer.artifact_key as key',
+  ] as const;
   const rows = await tx.db
     .withRecursive('chain', (db) =>
       db
         .selectFrom('layer')
-        .select(['layer.uuid', 'layer.predecessor', sql<number>`1`.as('step')])
+        .select([...columns, sql<number>`1`.as('step')])
         .where('layer.uuid', '=', head)
         .unionAll(
           db
-            .selectFrom('layer')
-            .innerJoin('chain', 'chain.predecessor', 'layer.uuid')
-            .select(['layer.uuid', 'layer.predecessor', sql<number>`chain.step + 1`.as('step')])
+            .selectFrom('chain')
+            .crossJoin('layer')
+            .select([...columns, sql<number>`chain.step + 1`.as('step')])
+            .whereRef('layer.uuid', '=', 'chain.predecessor')
             .where('chain.step', '<=', 255),
         ),
     )
     .selectFrom('chain')
-    .innerJoin('layer', 'layer.uuid', 'chain.uuid')
-    .innerJoin('artifact', 'artifact.key', 'layer.artifact_key')
-    .select([
-      'layer.uuid',
-      'layer.predecessor',
-      'layer.virtual_bytes',
-      'layer.depth',
-      'layer.created_at_ms as layer_created_at_ms',
-      'artifact.key',
-      'artifact.kind',
-      'artifact.digest',
-      'artifact.size_bytes',
-    ])
-    .orderBy('chain.step')
+    .selectAll()
+    .orderBy('step')
     .execute();
-  return rows.map(toLayer);
+  const artifacts = await findArtifacts(
+    tx,
+    rows.map(({ key }) => key),
+  );
+  return rows.flatMap((row) => {
+    const artifact = artifacts.get(row.key);
+    return artifact === undefined ? [] : layerOf(row, artifact);
+  });
 }
 
 export async function deleteLayers(tx: Tx, uuids: readonly LayerUuid[]): Promise<void> {
