@@ -12,6 +12,8 @@ STAMPS := node_modules/.varve
 NODE_MAJOR_MIN := 20
 # What compiling better-sqlite3 and our addon needs, and the two compression libraries.
 PACKAGES := build-essential python3 liblz4-dev libzstd-dev
+# What fuzzing needs on top: see `make fuzz`.
+FUZZ_PACKAGES := clang-14 libclang-rt-14-dev libssl-dev
 
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' 2>/dev/null) binding.gyp
 TS_SOURCES := $(shell find src migrations -name '*.ts' 2>/dev/null) tsconfig.json tsconfig.build.json
@@ -66,6 +68,12 @@ bench: build
 .PHONY: native-test
 native-test: $(STAMPS)/install
 	npm run --silent native:test
+
+# A minute of fuzzing every parser. Without clang, and where it cannot be installed, it says so.
+.PHONY: fuzz
+fuzz: build
+	@tools/system-packages $(FUZZ_PACKAGES) || echo 'clang could not be installed'
+	npm run --silent test:fuzz
 
 .PHONY: clean
 clean:
