@@ -139,17 +139,4 @@ onEachDialect('migrating', (dialect) => {
     expect(await migrate(database, migrations)).toEqual(allIds.slice(1));
     await database.close();
   });
-
-  test('what the migrations make is what the table types say', async () => {
-    const catalog = await openTest(dialect);
-    const tables = await catalog.database.port.kysely.introspection.getTables();
-    const made = tables
-      .filter(({ name }) => name !== 'sqlite_sequence')
-      .map(({ name, columns }) => [
-        name,
-        columns.map((column) => `${column.name}${column.isNullable ? '?' : ''}`).sort(),
-      ]);
-    expect(Object.fromEntries(made)).toMatchSnapshot(`schema`);
-    await catalog.close();
-  });
 });
