@@ -40,17 +40,26 @@ export const sizes = {
 
 const threads = 2;
 const seed = 20_261_130;
+/** Captures before the measured ones: the first compile the daemon's hot code. */
+const warmUps = 5;
 /** Pages below hold the guest's own program and mailbox. */
 const firstPage = 1024;
 
 export type Print = (line: string) => void;
 
-export async function captureBench(size: Sizes, print: Print): Promise<void> {
-  await fullCapture(size, print);
-  await scattered(size, print);
-  await guestGrowth(size, print);
-  await daemonMemory(size, print);
-  await health(size, print);
+const benches = {
+  full: fullCapture,
+  scattered,
+  growth: guestGrowth,
+  memory: daemonMemory,
+  health,
+} as const;
+export type CapturePart = keyof typeof benches;
+export const captureParts = Object.keys(benches) as readonly CapturePart[];
+
+/** @param part only this one; undefined: all, one after the other */
+export async function captureBench(size: Sizes, print: Print, part?: CapturePart): Promise<void> {
+  for (const name of part === undefined ? captureParts : [part]) await benches[name](size, print);
 }
 
 function resultOf(view: CaptureView): CaptureResult {
@@ -72,6 +81,12 @@ async function dirtied(
     : { firstPage, pageCount: pages.count };
   await vm.run({ pages: choice, value: 1 }, 600_000);
   return vm;
+}
+
+async function warmUp(daemon: BenchDaemon, vmId: string, size: Sizes): Promise<void> {
+  for (let i = 0; i < Math.min(warmUps, size.rounds); i++) {
+    await daemon.capture(vmId, { resumeAfter: 'copy', dedup: 'off' });
+  }
 }
 
 /** Every page dirty, no parent, raw: the whole pipeline against readv + pwrite + fsync. */
@@ -114,6 +129,7 @@ async function scattered(size: Sizes, print: Print): Promise<void> {
     const bareFreeze: number[] = [];
     const answers: number[] = [];
     const gaps: number[] = [];
+    await warmUp(daemon, vmId, size);
     for (let round = 0; round < size.rounds * 2; round++) {
       await vm.resetGap();
       const result = resultOf(await daemon.capture(vmId, { resumeAfter, dedup: 'off' }));
@@ -137,7 +153,7 @@ async function scattered(size: Sizes, print: Print): Promise<void> {
     print(
       `  the same pause, questions, readv pass and resume in C: ${ms(median(bareFreeze))}, of which ` +
         `${ms(median(answers))} waiting for the small VM's answers, ratio ` +
-        `${(median(frozen) / median(bareFreeze)).toFixed(2)}`,
+        (median(frozen) / median(bareFreeze)).toFixed(2),
     );
   }
 }
@@ -153,6 +169,7 @@ async function guestGrowth(size: Sizes, print: Print): Promise<void> {
     await vm.run({ pages, value: 1 }, 600_000);
     const { vmId } = await daemon.attach(vm);
     const rounds: number[] = [];
+    await warmUp(daemon, vmId, size);
     for (let round = 0; round < size.rounds; round++) {
       const view = await daemon.capture(vmId, { resumeAfter: 'copy', dedup: 'off' });
       rounds.push(resultOf(view).frozenMs);

@@ -1,12 +1,12 @@
 /**
  * `npm run bench -- <subject> [--size smoke|full]`: runs one bench and prints its lines. Subject
- * `epochs` also takes `--part chain|modes|compression|tracking` and `--plot <file.svg>`. Subject
- * `catalog` takes `--dialect sqlite|postgres`, and `--wait`: once it is loaded it waits for a line
+ * `capture` also takes `--part full|scattered|growth|memory|health`, `epochs` takes `--part
+ * chain|modes|compression|tracking` and `--plot <file.svg>`. Subject `catalog` takes `--dialect sqlite|postgres`, and `--wait`: once it is loaded it waits for a line
  * on standard input, so that the machine can be made quiet first.
  */
 import { once } from 'node:events';
 import { parseArgs } from 'node:util';
-import { captureBench, sizes as captureSizes } from './capture.bench.ts';
+import { captureBench, captureParts, sizes as captureSizes } from './capture.bench.ts';
 import { catalogBench, sizes as catalogSizes } from './catalog.bench.ts';
 import { epochsBench, parts, sizes as epochSizes } from './epochs.bench.ts';
 import { layerBench, sizes as layerSizes } from './layer.bench.ts';
@@ -23,6 +23,7 @@ const { values, positionals } = parseArgs({
 });
 const size = values.size === 'smoke' ? 'smoke' : 'full';
 const part = parts.find((name) => name === values.part);
+const capturePart = captureParts.find((name) => name === values.part);
 const print = (line: string): void => void process.stdout.write(`${line}\n`);
 const dialects = (): readonly ('sqlite' | 'postgres')[] | undefined =>
   values.dialect === 'sqlite' || values.dialect === 'postgres' ? [values.dialect] : undefined;
@@ -35,7 +36,7 @@ async function loaded(): Promise<void> {
 }
 
 const benches: Readonly<Record<string, () => Promise<void>>> = {
-  capture: () => captureBench(captureSizes[size], print),
+  capture: () => captureBench(captureSizes[size], print, capturePart),
   epochs: () => epochsBench(epochSizes[size], print, { part, plotFile: values.plot }),
   catalog: () => catalogBench(catalogSizes[size], print, { dialects: dialects(), loaded }),
   layer: () => layerBench(layerSizes[size], print),
