@@ -31,7 +31,7 @@ import { orThrow } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { Prepared } from './preparation.ts';
 import type { PublishPlan } from './publish-plan.ts';
-import type { LazyFile } from './staging.ts';
+import { makeDurable, type LazyFile } from './staging.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
@@ -258,6 +258,10 @@ function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof
       predecessor: prepared.predecessor,
       release: releaseTo(c.seat.slabs, c.seat.compressedSlabs),
       recorded: c.recorded,
+      syncVmState: async () => {
+        const path = c.vmStatePath();
+        if (path !== null) await makeDurable(path);
+      },
       sealing: () => c.sealing(prepared.layerPath),
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
       committed: async () => {

@@ -1,7 +1,7 @@
 import type { Manifest } from '../artifact/manifest.ts';
 import type { StoredArtifact } from '../artifact/store.ts';
 import type { CaptureId, LayerUuid, NodeId } from '../units.ts';
-import type { HostFacts } from './host-facts.ts';
+import type { HostFacts, Virtualization } from './host-facts.ts';
 import type { PublishPlan } from './publish-plan.ts';
 
 export interface ManifestParts {
@@ -9,6 +9,7 @@ export interface ManifestParts {
   readonly captureId: CaptureId;
   readonly nodeId: NodeId;
   readonly host: HostFacts;
+  readonly virtualization: Virtualization;
   /** Bottom to top. */
   readonly chain: readonly {
     readonly uuid: LayerUuid;
@@ -43,7 +44,7 @@ export function manifestOf(parts: ManifestParts): Manifest {
         ? null
         : { key: vmState.key, digest: vmState.digest, size: vmState.sizeBytes },
     heads: {},
-    vmm: { ...plan.vmm, virtualization: 'kvm' },
+    vmm: { ...plan.vmm, virtualization: parts.virtualization },
     host: { ...parts.host },
   };
 }

@@ -31,7 +31,7 @@ import type { Published, PublishFailure } from '../stages/publish.ts';
 import { bytes, type CaptureId, type LayerUuid, type NodeId } from '../units.ts';
 import { fileFacts, bytesFacts } from './file-facts.ts';
 import { failureOf, orThrow } from './failure.ts';
-import type { HostFacts } from './host-facts.ts';
+import type { HostFacts, Virtualization } from './host-facts.ts';
 import type { KeptResult } from './job-view.ts';
 import { manifestOf } from './manifest-of.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -44,6 +44,7 @@ export interface PublisherDeps {
   readonly nodeDb: NodeDb;
   readonly nodeId: NodeId;
   readonly host: HostFacts;
+  readonly virtualization: Virtualization;
 }
 
 /** An object that a try has named, and whether its bytes are in the store. */
@@ -294,12 +295,14 @@ export class Publisher {
     layers: readonly NewLayer[],
     vmState: StoredArtifact | null,
   ): Promise<Upload> {
-    const { catalog, nodeId, host } = this.#deps;
+    const { catalog, nodeId, host, virtualization } = this.#deps;
     const first = layers[0];
     const published = first === undefined ? this.#headOf(captureId) : first.predecessor;
     const below = published === null ? [] : orThrow(await catalog.lineage(published));
     const chain = [...below, ...layers];
-    const manifest = encodeManifest(manifestOf({ plan, captureId, nodeId, host, chain, vmState }));
+    const manifest = encodeManifest(
+      manifestOf({ plan, captureId, nodeId, host, virtualization, chain, vmState }),
+    );
     const path = join(plan.stagingFolder, 'manifest.json');
     await writeFile(path, manifest);
     const [artifact] = await this.#record([{ kind: 'manifest', ...bytesFacts(manifest) }]);

@@ -10,11 +10,12 @@ import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import { Compactor } from '../lineage/compaction.ts';
+import { keepTrimming } from '../lineage/job-trim.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
 import { checkedMerge } from '../lineage/merge-run.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
-import { err, ok, type Result } from '../result.ts';
+import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import {
   captureId as toCaptureId,
   holdId,
@@ -26,7 +27,7 @@ import { bindVm } from './attach.ts';
 import type { Engine } from './engine.ts';
 import { failureOf } from './failure.ts';
 import { startChildren } from './fork.ts';
-import { hostFacts } from './host-facts.ts';
+import { hostFacts, hostVirtualization } from './host-facts.ts';
 import { keptJson, viewOfJob } from './job-view.ts';
 import { localChain } from './launch-chain.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -83,7 +84,9 @@ export class CaptureService implements Captures {
     this.#deps = deps;
     this.#vms = new VmTable(deps.nodeDb);
     const { catalog, store, nodeDb, nodeId } = deps;
-    this.#publisher = new Publisher({ catalog, store, nodeDb, nodeId, host: hostFacts() });
+    const virtualization = hostVirtualization();
+    const host = hostFacts();
+    this.#publisher = new Publisher({ catalog, store, nodeDb, nodeId, host, virtualization });
     const { memorySnapshot, lineage, paths } = deps.config;
     const { compression, blockBytes } = memorySnapshot;
     this.#compactor = new Compactor({
@@ -102,6 +105,14 @@ export class CaptureService implements Captures {
       signal,
       rebind: (record) => rebind(record, { ...deps, vms: this.#vms, signal }),
     });
+  }
+
+  #trimJobs(): Promise<void> {
+    const { nodeDb, clock, config, observer } = this.#deps;
+    const retentionMs = config.capture.jobRetention;
+    const onFailed = (error: FailureDetail): void =>
+      observer.warn('old captures could not be forgotten', { error });
+    return keepTrimming({ db: nodeDb, clock, retentionMs, onFailed }, this.#stopping.signal);
   }
 
   /** Until the VM runs and is attached, or is gone. */
@@ -127,6 +138,7 @@ export class CaptureService implements Captures {
         deps.observer.warn('what an earlier life had stored is not given up yet', { error });
       }),
     );
+    service.#track(service.#trimJobs());
     return service;
   }
 

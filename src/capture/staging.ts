@@ -1,6 +1,7 @@
 import { mkdir, open, type FileHandle } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { Config } from '../config/schema.ts';
+import { syncDirectory } from '../layer/flatten.ts';
 import type { CaptureId, LayerUuid } from '../units.ts';
 
 /** Where a capture's VM state and memory files are, until they are published. */
@@ -13,6 +14,14 @@ export async function makeStagingFolder(config: Config, captureId: CaptureId): P
   const folder = stagingFolder(config, captureId);
   await mkdir(folder, { recursive: true, mode: 0o770 });
   return folder;
+}
+
+/** A file that a VMM wrote in the staging folder of a capture, with the folders that name it. */
+export async function makeDurable(path: string): Promise<void> {
+  await using file = await open(path, 'r');
+  await file.sync();
+  await syncDirectory(dirname(path));
+  await syncDirectory(dirname(dirname(path)));
 }
 
 export function layerPath(config: Config, uuid: LayerUuid): string {

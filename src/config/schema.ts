@@ -138,6 +138,12 @@ const capture = z
     timeout: duration({ min: '1s', max: '24h' })
       .prefault('15m')
       .describe('A capture that has not committed by then aborts.'),
+    job_retention: duration({ min: '1m' })
+      .prefault('30d')
+      .describe(
+        'How long captures are shown after they were published or aborted, and their idempotency ' +
+          'keys answered. Unfinished ones are never forgotten.',
+      ),
     in_flight_max: z
       .int()
       .min(1)

@@ -269,6 +269,19 @@ export function setSnapshot(db: Database, captureId: CaptureId, snapshot: Snapsh
   run(db, 'UPDATE capture_job SET snapshot_id = ? WHERE capture_id = ?', snapshot, captureId);
 }
 
+/**
+ * Forgets jobs that were published or aborted before `beforeMs`, oldest first; not one that a paused
+ * VM names. Their idempotency keys are free again. Returns how many there were.
+ */
+export function trimJobs(db: Database, beforeMs: number, limit: number): number {
+  const sql = `DELETE FROM capture_job WHERE capture_id IN (
+    SELECT capture_id FROM capture_job
+    WHERE step IN ('published', 'aborted') AND finished_at_ms < ?
+      AND capture_id NOT IN (SELECT paused_by FROM vm WHERE paused_by IS NOT NULL)
+    ORDER BY created_at_ms, capture_id LIMIT ?)`;
+  return run(db, sql, beforeMs, limit);
+}
+
 export function setResult(db: Database, captureId: CaptureId, resultJson: string): void {
   run(db, 'UPDATE capture_job SET result_json = ? WHERE capture_id = ?', resultJson, captureId);
 }

@@ -240,6 +240,11 @@ export class NodeDb {
     });
   }
 
+  /** Forgets old published and aborted jobs, at most `limit`; returns how many. */
+  trimJobs(beforeMs: number, limit: number): Outcome<number> {
+    return this.#change((db) => jobs.trimJobs(db, beforeMs, limit));
+  }
+
   /** Layers of the capture's chain that the catalog does not have yet, predecessors first. */
   layersToPublish(captureId: CaptureId): LocalLayer[] {
     const layer = jobs.findJob(this.#db, captureId)?.layer ?? null;

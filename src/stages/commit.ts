@@ -23,6 +23,11 @@ export interface CommitDeps {
   readonly release: (slab: Slab) => void;
   /** Resolves when the ledger has the epoch's set: nothing is sealed before. */
   readonly recorded: () => Promise<void>;
+  /**
+   * The VM's state is durable when it resolves: begun with the seal, awaited before the commit
+   * point.
+   */
+  readonly syncVmState: () => Promise<void>;
   /** The file gets its final name now: from here an abort must remove it. */
   readonly sealing: () => void;
   /**
@@ -52,7 +57,11 @@ export function commitLayer(
       for await (const done of appended) void done;
       await deps.recorded();
       deps.sealing();
+      const synced = deps.syncVmState();
+      // A failure is thrown below; until then it must not count as unhandled.
+      synced.catch(() => undefined);
       const sealed = await meter.item(0, () => deps.writer.seal(signal));
+      await synced;
       signal.throwIfAborted();
       deps.commitEpoch(sealed);
       meter.end();

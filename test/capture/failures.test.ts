@@ -1,3 +1,5 @@
+import { rmSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { MiniVm } from '../../src/minivm/launch.ts';
 import { allHashes, firstDifference, Harness, never } from './harness.ts';
@@ -99,6 +101,29 @@ test('a VMM that dies in the middle of a capture fails it as vm-exited within a 
   expect(waitedMs).toBeLessThan(5_000);
   expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });
   expect(harness.pausedNow.size).toBe(0);
+});
+
+test('a VM state that is gone by the commit aborts the capture, and the next is complete', async () => {
+  let strike = true;
+  await using harness: Harness = await Harness.make(
+    {},
+    {
+      stage: (capture, stage, state) => {
+        if (!strike || stage !== 'dirty-bitmap' || state !== 'ended') return;
+        strike = false;
+        rmSync(join(harness.config.paths.staging, capture.captureId, 'vm-state'));
+      },
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const failed = await harness.capture(vmId);
+  expect(failed.status).toBe('aborted');
+  expect(failed.failure?.kind).toBe('state-io');
+  expect(failed.failure?.message).toContain('vm-state');
+  expect(failed.vmRunning).toBe(true);
+  expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });
+  await expectNextComplete(harness, vm, vmId as never);
 });
 
 test('a capture cancelled while it reads leaves nothing, and the next has its pages', async () => {
