@@ -60,13 +60,15 @@ export async function naivePublish(
 export async function naiveResolve(database: Database, snapshot: string): Promise<number> {
   return await database.read('naive-resolve', async (tx) => {
     const content = await sql<{ id: string }>`SELECT c.id, a.key, a.digest, a.size_bytes
-      FROM snapshot s JOIN content c ON c.id = s.content_id JOIN artifact a ON a.key = c.manifest_key
+      FROM snapshot s JOIN content c ON c.id = s.content_id
+      JOIN artifact a ON a.key = c.manifest_key
       WHERE s.id = ${snapshot}`.execute(tx.db);
     await sql`SELECT x.name, a.key, a.digest, a.size_bytes FROM content_artifact x
       JOIN artifact a ON a.key = x.artifact_key
       WHERE x.content_id = ${content.rows[0]?.id}`.execute(tx.db);
     const chain = await sql`SELECT l.uuid, l.virtual_bytes, a.key, a.digest, a.size_bytes
-      FROM naive_pair p JOIN layer l ON l.uuid = p.layer_uuid JOIN artifact a ON a.key = l.artifact_key
+      FROM naive_pair p JOIN layer l ON l.uuid = p.layer_uuid
+      JOIN artifact a ON a.key = l.artifact_key
       WHERE p.snapshot_id = ${snapshot} ORDER BY p.position`.execute(tx.db);
     return chain.rows.length;
   });
