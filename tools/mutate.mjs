@@ -1,9 +1,9 @@
 /**
  * `npm run test:mutation -- [room...]`: breaks the program in the ways that
- * `test/mutants/<room>.json` lists, one at a time, in a scratch copy, and runs the tests that should
- * notice. A mutant is an exact text that occurs once, and what stands in its place. Those tests must
- * pass unbroken, and fail broken. One that hangs is ended after three minutes and said to hang: a
- * busy machine does that too. Exit status 1 if any mutant survives.
+ * `test/mutants/<room>.json` lists, one at a time, in a scratch copy, and runs the tests that
+ * should notice. A mutant is an exact text that occurs once, and what stands in its place. Those
+ * tests must pass unbroken, and fail broken. One that hangs is ended after three minutes and said
+ * to hang: a busy machine does that too. Exit status 1 if any mutant survives.
  */
 import { spawnSync } from 'node:child_process';
 import { chmodSync, cpSync, mkdtempSync, readFileSync, readdirSync, rmSync } from 'node:fs';
