@@ -1,7 +1,7 @@
 /**
  * Rebuilds a snapshot's runtime input on this node: one flat, sparse memory file and the VM state
- * file, as a VMM's `snapshot/load` takes them. Every byte is checked against the digest that the
- * catalog names before it is used.
+ * file, as a VMM's `snapshot/load` takes them; and beside them what OverlayBD consumers open. Every
+ * byte is checked against the digest that the catalog names before it is used.
  */
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,6 +10,7 @@ import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog, Layer } from '../catalog/catalog.ts';
 import { flattenStack, type Progress } from '../layer/flatten.ts';
 import { LayerStack } from '../layer/layer-stack.ts';
+import { exportOverlaybd, removeOverlaybd } from './overlaybd-export.ts';
 import { Failure, type FailureDetail, type Result } from '../result.ts';
 import { bytes } from '../units.ts';
 
@@ -60,9 +61,11 @@ export async function materialise(
   try {
     await flatten(deps, chain, memoryPath, request);
     if (vmState !== null) orFail(await store.fetch(vmState, vmStatePath, signal));
+    orFail(await exportOverlaybd(store, chain, folder));
   } catch (error) {
     await rm(memoryPath, { force: true });
     await rm(vmStatePath, { force: true });
+    await removeOverlaybd(folder);
     throw error;
   }
   return {
