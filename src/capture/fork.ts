@@ -6,6 +6,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Config } from '../config/schema.ts';
 import { confinePath } from '../config/roots.ts';
+import { crashPoint } from '../crash-points.ts';
 import { materialise, type Materialised, type MaterialiseDeps } from '../restore/materialise.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import type { CaptureId } from '../units.ts';
@@ -13,6 +14,7 @@ import { VmmClient } from '../vmm/client.ts';
 import type { TrackingMode } from '../vmm/source.ts';
 import { bindVm } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
+import { preparedRoot } from './staging.ts';
 import type { ForkRequest, ForkView, Outcome, VmView } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
@@ -27,7 +29,7 @@ export type ForkedChild = ForkView['children'][number];
 
 /** Where the memory file of a fork's children is, for as long as one of them is attached. */
 export function preparedFolder(config: Config, captureId: CaptureId): string {
-  return join(config.paths.state, 'prepared', captureId);
+  return join(preparedRoot(config), captureId);
 }
 
 /** Starts every child; waits for all. The folder stays only if a child uses it. */
@@ -42,6 +44,7 @@ export async function startChildren(
   const started: ForkedChild[] = [];
   try {
     const files = await materialise(deps, { snapshot, folder, signal });
+    crashPoint('fork-materialised');
     for (const child of children)
       started.push(await startChild(deps, files, folder, child, signal));
   } catch (error) {

@@ -5,6 +5,7 @@
  */
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
+import { crashPoint } from '../crash-points.ts';
 import type { EpochIntent } from '../lineage/epochs.ts';
 import type { SharedStack } from '../layer/shared-stack.ts';
 import { LayerWriter } from '../layer/layer-writer.ts';
@@ -63,6 +64,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   requireSameSize(vm, nodeDb.getVm(vm.vmId)?.imageBytes ?? null, layout);
   cleanups.use(await engine.enter('commit', signal));
   const folder = await makeStagingFolder(config, captureId);
+  crashPoint('folder-made');
   const uuid = layerUuid(randomUUID());
   const path = layerPath(config, uuid);
   const memFilePath = join(folder, 'memory');
@@ -74,6 +76,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
       scratchPaths: [folder, path],
     }),
   );
+  crashPoint('intent-recorded');
   const predecessor = intent.memoryParent?.head ?? null;
   const writer = await LayerWriter.create({
     path,

@@ -23,6 +23,7 @@ import type { PublishRequest, Snapshot } from '../catalog/catalog.ts';
 import { catalogRetryable } from '../catalog/errors.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
+import { crashPoint } from '../crash-points.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { LocalLayer } from '../lineage/layers.queries.ts';
@@ -146,7 +147,9 @@ export class Publisher {
       const snapshot = known.ok ? known.value : await this.#publish(captureId, plan, signal);
       const published = { snapshotId: snapshot.id, aliasProblem: aliasProblem(plan, snapshot) };
       this.#keep(captureId, published);
+      crashPoint('snapshot-catalogued');
       orThrow(nodeDb.published(captureId, snapshot.id));
+      crashPoint('publish-recorded');
       this.#attempts.delete(captureId);
       await rm(plan.stagingFolder, { recursive: true, force: true });
       return ok(published);
@@ -221,6 +224,7 @@ export class Publisher {
       artifacts: vmState === null ? [] : [{ name: 'vm-state', artifact: vmState }],
       ...(plan.alias === null ? {} : { alias: plan.alias }),
     };
+    crashPoint('artifacts-stored');
     const published = await catalog.publish(request);
     if (published.ok) return published.value.snapshot;
     if (published.error.kind !== 'alias-taken') throw new Failure(published.error);

@@ -3,7 +3,7 @@
  * VMs are found again.
  */
 import { readdir, rm, stat } from 'node:fs/promises';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import { PARTIAL_SUFFIX } from '../layer/layer-writer.ts';
@@ -14,10 +14,12 @@ import type { VmRecord } from '../lineage/vms.queries.ts';
 import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
 import type { VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
-import { failureOf } from './failure.ts';
+import { failureOf, orThrow } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
+import { LAYER_SUFFIX, preparedRoot, stagingFolder } from './staging.ts';
 import { processLives } from './tending.ts';
 import type { TrackingMode } from './types.ts';
+import { factsOf } from './vm-facts.ts';
 import type { VmTable } from './vm-table.ts';
 
 export interface RecoveryDeps {
@@ -40,11 +42,15 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
   const hooks: RecoveryHooks = {
     identity: (vm) => Promise.resolve(identityOf(vm, deps.vms)),
     fileBytes,
-    temporaryFiles: () => temporaryFiles(config),
+    temporaryFiles: () => orphans(config, nodeDb),
     resume: (vm, signal) => resume(vm, deps.vms, signal),
     removeFile,
     publish: deps.publish,
   };
+  // A chain that was being made local for a VM: that VM was not attached.
+  for (const { holder, holderId } of nodeDb.leases()) {
+    if (holder === 'restore') orThrow(nodeDb.dropLeases(holder, holderId));
+  }
   const report = await recover(nodeDb, hooks, deps.signal);
   for (const { kind } of report.done) {
     const what = recoveredBy[kind];
@@ -120,12 +126,40 @@ async function fileBytes(path: string): Promise<number | null> {
   }
 }
 
-/** Layers that were being written: nobody writes any at start-up. */
-async function temporaryFiles(config: Config): Promise<readonly string[]> {
-  const names = await readdir(config.paths.layers);
-  return names
-    .filter((name) => name.endsWith(PARTIAL_SUFFIX))
-    .map((name) => join(config.paths.layers, name));
+/**
+ * What an earlier life made and no record names: it died just before the record of a file, or just
+ * after the record that a file is no longer needed. Nobody makes any of it at start-up.
+ */
+async function orphans(config: Config, nodeDb: NodeDb): Promise<readonly string[]> {
+  const { layers, staging } = config.paths;
+  const unfinished = nodeDb.unfinishedJobs();
+  const layerPaths = new Set([
+    ...nodeDb.localLayers().map((layer) => layer.path),
+    // A sealed layer becomes a known one when its capture is committed.
+    ...unfinished.flatMap((job) => (job.layer === null ? [] : [job.layer.path])),
+  ]);
+  const staged = new Set(unfinished.map((job) => stagingFolder(config, job.captureId)));
+  const prepared = new Set(nodeDb.listVms().map((vm) => factsOf(vm).prepared));
+  return [
+    ...(await pathsIn(layers)).filter((path) => isLayerFile(path) && !layerPaths.has(path)),
+    ...(await pathsIn(staging)).filter((path) => !staged.has(path)),
+    ...(await pathsIn(preparedRoot(config))).filter((path) => !prepared.has(path)),
+  ];
+}
+
+/** Layers, whole or partial, and the temporary files that one was fetched into. */
+const isLayerFile = (path: string): boolean =>
+  path.endsWith(LAYER_SUFFIX) ||
+  path.endsWith(PARTIAL_SUFFIX) ||
+  /^\..*\.lsmt\./.test(basename(path));
+
+async function pathsIn(folder: string): Promise<readonly string[]> {
+  try {
+    return (await readdir(folder)).map((name) => join(folder, name));
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT') return [];
+    throw error;
+  }
 }
 
 async function removeFile(path: string): Promise<Result<void, FailureDetail>> {

@@ -10,6 +10,7 @@
 import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
+import { crashPoint } from '../crash-points.ts';
 import type { Compactor } from '../lineage/compaction.ts';
 import type { EpochIntent, FetchedPages } from '../lineage/epochs.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
@@ -168,6 +169,7 @@ export class CaptureRun {
     const recordSet = async (fetched: FetchedSet): Promise<void> => {
       const pages = pagesOf(fetched, prepared.intent);
       orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
+      crashPoint('ledger-durable');
     };
     const outcomes = composeStages({
       config,
@@ -196,6 +198,7 @@ export class CaptureRun {
       publishFailed: (failure) => this.progress.publishFailed(failure),
       joinSet: (fetched) => {
         this.#vmStatePath = fetched.vmStatePath;
+        crashPoint('set-fetched');
         return orThrow(nodeDb.joinSet(this.captureId, pagesOf(fetched, prepared.intent)));
       },
       recordSet,
@@ -217,10 +220,14 @@ export class CaptureRun {
       resumeAfter: this.resumeAfter,
       advance: this.#deps.config.lineage.advance,
     });
-    orThrow(nodeDb.sealed(this.captureId, sealed, JSON.stringify(plan)));
+    crashPoint('layer-sealed');
     const kept: KeptResult = { result, stages: [], vmRunning: null };
-    orThrow(nodeDb.commit(this.captureId, JSON.stringify(kept)));
+    const facts = { publishJson: JSON.stringify(plan), resultJson: JSON.stringify(kept) };
+    orThrow(nodeDb.sealed(this.captureId, sealed, facts));
+    crashPoint('seal-recorded');
+    orThrow(nodeDb.commit(this.captureId));
     this.#committed = true;
+    crashPoint('epoch-committed');
     this.vm.settleEpoch('commit', (error) =>
       this.#warn('a VMM epoch could not be committed', error),
     );
@@ -301,6 +308,7 @@ export class CaptureRun {
       {
         intend: () => {
           orThrow(nodeDb.markPaused(vm.vmId, captureId));
+          crashPoint('pause-intended');
           supervisor.paused(vm);
           void clock.sleep(deadlineMs, thawed.signal).then(
             () => this.#pausedTooLong(deadlineMs),
@@ -309,11 +317,14 @@ export class CaptureRun {
         },
         pause: async () => {
           orThrow(await vm.client.pause(patient));
+          crashPoint('vm-paused');
         },
         surelyRefused: (error) => failedWith(error, 'vmm-refused'),
         resume: async () => {
           thawed.abort(new Error('resumed'));
+          crashPoint('before-resume');
           orThrow(await vm.client.resume(patient));
+          crashPoint('vm-resumed');
         },
         surelyGone: (error) => failedWith(error, 'vm-exited', 'vm-replaced'),
         done: () => {

@@ -13,7 +13,6 @@ import { Compactor } from '../lineage/compaction.ts';
 import { keepTrimming } from '../lineage/job-trim.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
 import { checkedMerge } from '../lineage/merge-run.ts';
-import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import {
@@ -29,7 +28,7 @@ import { failureOf } from './failure.ts';
 import { startChildren } from './fork.ts';
 import { hostFacts, hostVirtualization } from './host-facts.ts';
 import { keptJson, viewOfJob } from './job-view.ts';
-import { localChain } from './launch-chain.ts';
+import { endLease, localChain, type LocalChain } from './launch-chain.ts';
 import type { CaptureObserver } from './observer.ts';
 import { Publisher } from './publisher.ts';
 import { rebind, recoverAtStart } from './recovery.ts';
@@ -48,6 +47,7 @@ import type {
   ServiceError,
   VmView,
 } from './types.ts';
+import { factsOf } from './vm-facts.ts';
 import type { VmHandle } from './vm-handle.ts';
 import { VmTable } from './vm-table.ts';
 
@@ -163,8 +163,10 @@ export class CaptureService implements Captures {
     const { nodeDb } = this.#deps;
     const hold = holdId(randomUUID());
     let kept = false;
+    let holdKept = false;
+    let chain: LocalChain | null = null;
     try {
-      const chain =
+      chain =
         request.launchParent === undefined
           ? null
           : await localChain(
@@ -182,6 +184,7 @@ export class CaptureService implements Captures {
         trackingMode: handle.source.kind,
         imageBytes: null,
         launchParent: chain?.layers ?? [],
+        launchFilesOurs: true,
         trackedSinceLaunch: launched.byUs || handle.facts.state === 'Not started',
         factsJson: JSON.stringify({
           version: handle.facts.version,
@@ -191,14 +194,20 @@ export class CaptureService implements Captures {
         }),
       });
       if (!attached.ok) return refused(attached.error);
+      // A VM that was attached already keeps its record, and with it its first hold.
+      holdKept = factsOf(attached.value).hold === hold;
       kept = true;
-      this.#vms.put(handle);
-      const view = this.#vms.view(handle.vmId, null);
+      // A capture that runs goes on with the handle it has.
+      const running = this.#byVm.get(handle.vmId);
+      if (running === undefined) this.#vms.put(handle);
+      else handle[Symbol.dispose]();
+      const view = this.#vms.view(handle.vmId, running?.captureId ?? null);
       return view === undefined ? refused(vmUnknown(handle.vmId)) : ok(view);
     } finally {
-      if (!kept) {
-        handle[Symbol.dispose]();
-        if (request.launchParent !== undefined) nodeDb.queueRelease(hold);
+      if (!kept) handle[Symbol.dispose]();
+      if (request.launchParent !== undefined) {
+        if (!holdKept) nodeDb.queueRelease(hold);
+        await endLease(this.#deps, hold, chain);
       }
     }
   }
@@ -212,15 +221,14 @@ export class CaptureService implements Captures {
   }
 
   async detach(id: VmId): Promise<Outcome<null>> {
-    const { nodeDb, observer } = this.#deps;
+    const { nodeDb } = this.#deps;
     const detached = nodeDb.detachVm(id);
     if (!detached.ok) return refused(detached.error, runningFacts(detached.error));
     this.#vms.drop(id);
     const facts = factsOf(detached.value);
     if (facts.hold !== null) nodeDb.queueRelease(holdId(facts.hold));
     await this.#removePrepared(facts.prepared);
-    const deleted = await deleteUnneededLayers(nodeDb);
-    if (!deleted.ok) observer.warn('unneeded layers could not be deleted', deleted.error as never);
+    await this.#deleteUnneeded();
     return ok(null);
   }
 
@@ -268,7 +276,7 @@ export class CaptureService implements Captures {
     return run;
   }
 
-  #runEnded(run: CaptureRun): void {
+  async #runEnded(run: CaptureRun): Promise<void> {
     const { nodeDb, observer } = this.#deps;
     const { vmId } = run.vm;
     if (this.#byVm.get(vmId) === run) this.#byVm.delete(vmId);
@@ -276,6 +284,16 @@ export class CaptureService implements Captures {
     this.#runs.delete(run.captureId);
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
+    await this.#deleteUnneeded();
+  }
+
+  /** After whatever ended a need: a lease that was the last on a chain that was compacted, a VM. */
+  async #deleteUnneeded(): Promise<void> {
+    const { nodeDb, observer } = this.#deps;
+    const deleted = await deleteUnneededLayers(nodeDb);
+    if (deleted.ok && deleted.value.failed.length === 0) return;
+    const facts = deleted.ok ? { failed: deleted.value.failed } : { error: deleted.error };
+    observer.warn('unneeded layers could not be deleted', facts);
   }
 
   getCapture(id: CaptureId): CaptureView | undefined {
@@ -366,7 +384,9 @@ export class CaptureService implements Captures {
   }
 
   #publishLater(job: CaptureJob): void {
-    this.#track(this.#publisher.publishUntilDone(job, this.#deps, this.#stopping.signal));
+    const { signal } = this.#stopping;
+    const published = this.#publisher.publishUntilDone(job, this.#deps, signal);
+    this.#track(published.then(() => this.#deleteUnneeded()));
   }
 
   /** An alias names one snapshot for good: a taken one is refused before anything is paused. */
@@ -379,12 +399,6 @@ export class CaptureService implements Captures {
     }
     return known.error.kind === 'request-invalid' ? known.error : null;
   }
-}
-
-/** What the record of a VM keeps for this room. */
-function factsOf(vm: VmRecord): { readonly hold: string | null; readonly prepared: string | null } {
-  const facts = JSON.parse(vm.factsJson) as { hold?: string | null; prepared?: string | null };
-  return { hold: facts.hold ?? null, prepared: facts.prepared ?? null };
 }
 
 function refused(error: ServiceError, facts?: ServiceError['facts']): Result<never, ServiceError> {

@@ -24,8 +24,16 @@ export async function makeDurable(path: string): Promise<void> {
   await syncDirectory(dirname(dirname(path)));
 }
 
+/** How names of whole layers end. */
+export const LAYER_SUFFIX = '.lsmt';
+
 export function layerPath(config: Config, uuid: LayerUuid): string {
-  return join(config.paths.layers, `${uuid}.lsmt`);
+  return join(config.paths.layers, `${uuid}${LAYER_SUFFIX}`);
+}
+
+/** Where the memory files of forks' children are. */
+export function preparedRoot(config: Config): string {
+  return join(config.paths.state, 'prepared');
 }
 
 /** The memory file of a VMM that hands out bytes, opened when the first batch needs it. */

@@ -12,6 +12,7 @@ import { randomUUID } from 'node:crypto';
 import { unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Clock } from '../clock.ts';
+import { crashPoint } from '../crash-points.ts';
 import { assert, err, ok, systemCode } from '../result.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import { bytes, layerUuid } from '../units.ts';
@@ -200,7 +201,9 @@ export class Compactor implements AsyncDisposable {
         covers = run.at(-1)?.uuid ?? covers;
         merged.push(...run);
       }
+      crashPoint('compaction-merged');
       const swapped = db.swapChain(id, { covers, layers: made });
+      if (swapped.ok) crashPoint('compaction-swapped');
       if (swapped.ok) return ok({ made, after: swapped.value, merged });
       if (this.#stopping.signal.aborted) return swapped;
       if (swapped.error.kind === 'capture-running') {

@@ -244,12 +244,20 @@ export function recordSet(
   return joined;
 }
 
+/** What recovery needs to go on with a sealed capture as its own run would have. */
+export interface SealedFacts {
+  /** What its publish does. */
+  readonly publishJson?: string;
+  /** What it answers. */
+  readonly resultJson?: string;
+}
+
 /** Step 4 is done: the layer's file is final, and every check of the copy has passed. */
 export function sealed(
   db: Database,
   captureId: CaptureId,
   layer: LayerRef,
-  publishJson: string | null,
+  kept: SealedFacts,
   nowMs: number,
 ): void {
   const job = requireJob(db, captureId);
@@ -262,17 +270,13 @@ export function sealed(
         `capture ${captureId} began on ${String(job.parentUuid)}`,
     });
   }
-  setLayer(db, captureId, layer, publishJson);
+  setLayer(db, captureId, layer, kept.publishJson ?? null);
+  if (kept.resultJson !== undefined) setResult(db, captureId, kept.resultJson);
   setStep(db, captureId, 'sealed', nowMs);
 }
 
 /** Step 5, the commit point (I3, I8). */
-export function commit(
-  db: Database,
-  captureId: CaptureId,
-  resultJson: string | null,
-  nowMs: number,
-): CaptureJob {
+export function commit(db: Database, captureId: CaptureId, nowMs: number): CaptureJob {
   const job = requireJob(db, captureId);
   if (job.step === 'committed' || job.step === 'published') return job;
   expectStep(job, 'commit', ['sealed']);
@@ -285,7 +289,6 @@ export function commit(
   takeLease(db, 'capture', captureId, layer.uuid, nowMs);
   nextEpoch(db, vm.vmId, job.advance ? layer.uuid : vm.memoryHead);
   if (job.advance) clearLedger(db, vm.vmId);
-  if (resultJson !== null) setResult(db, captureId, resultJson);
   setStep(db, captureId, 'committed', nowMs);
   return requireJob(db, captureId);
 }

@@ -191,13 +191,13 @@ export class NodeDb {
     return this.#change((db, nowMs) => epochs.recordSet(db, captureId, fetched, nowMs));
   }
 
-  /** `publishJson`: whatever a publish after a crash needs; returned with the job. */
-  sealed(captureId: CaptureId, layer: LayerRef, publishJson: string | null): Outcome<void> {
-    return this.#change((db, nowMs) => epochs.sealed(db, captureId, layer, publishJson, nowMs));
+  /** Whatever a crash before the commit would otherwise lose; returned with the job. */
+  sealed(captureId: CaptureId, layer: LayerRef, kept: epochs.SealedFacts = {}): Outcome<void> {
+    return this.#change((db, nowMs) => epochs.sealed(db, captureId, layer, kept, nowMs));
   }
 
-  commit(captureId: CaptureId, resultJson: string | null = null): Outcome<CaptureJob> {
-    return this.#change((db, nowMs) => epochs.commit(db, captureId, resultJson, nowMs));
+  commit(captureId: CaptureId): Outcome<CaptureJob> {
+    return this.#change((db, nowMs) => epochs.commit(db, captureId, nowMs));
   }
 
   published(captureId: CaptureId, snapshot: SnapshotId): Outcome<CaptureJob> {

@@ -18,6 +18,8 @@ export interface AttachVm {
   readonly imageBytes: Bytes | null;
   /** What the process was started from, bottom to top; empty for a fresh VM. */
   readonly launchParent: readonly LayerRef[];
+  /** Files of it that this node did not have before were made for us: they go with the last need. */
+  readonly launchFilesOurs?: boolean;
   /**
    * True only where every write since launch is still in the tracking: attached before boot, or
    * launched by us. Otherwise the first capture from a source that clears on read widens.
@@ -125,7 +127,7 @@ export function attach(db: Database, v: AttachVm): VmRecord {
   let lostReason: string | null = null;
   if (cleared) lostReason = `the tracking of process ${v.pid} was read before it was attached`;
   else if (!v.trackedSinceLaunch) lostReason = 'attached while running';
-  const head = launchHead(db, v.launchParent);
+  const head = launchHead(db, v);
   run(db, 'DELETE FROM vm WHERE vm_id = ? AND detached_at_ms IS NOT NULL', v.vmId);
   run(
     db,
@@ -151,9 +153,10 @@ export function attach(db: Database, v: AttachVm): VmRecord {
   return requireVm(db, v.vmId);
 }
 
-/** Layers that this node already has keep what is known of them; the others are not ours. */
-function launchHead(db: Database, chain: readonly LayerRef[]): LayerUuid | null {
-  const flags = { managed: false, published: true };
+/** Layers that this node already has keep what is known of them. */
+function launchHead(db: Database, v: AttachVm): LayerUuid | null {
+  const chain = v.launchParent;
+  const flags = { managed: v.launchFilesOurs === true, published: true };
   const known = chain.findLastIndex((layer) => findLayer(db, layer.uuid) !== undefined);
   if (known < 0) return addChain(db, chain, flags);
   let below: LayerUuid | null = null;

@@ -4,6 +4,7 @@
  * follow the last. Fails: as the layer writer (`layer-no-space`, `layer-io`, …), `vm-exited`,
  * `vm-replaced`; nothing is left of a layer that was not sealed.
  */
+import { crashPoint } from '../crash-points.ts';
 import type { LayerWriter, SealedLayer } from '../layer/layer-writer.ts';
 import type { SlabHolder } from '../pipeline/slabs.ts';
 import type { Slab } from '../pipeline/slabs.ts';
@@ -51,6 +52,7 @@ export function commitLayer(
       const appended = mapOrdered(input, limits, (segments) =>
         meter.item(segments.bytes, async () => {
           if (segments.batch.rows.length > 0) await deps.writer.append(segments.batch);
+          crashPoint('copy-running');
           for (const slab of segments.slabs) deps.release(slab);
         }),
       );

@@ -43,7 +43,7 @@ export function compactPages(config: CompactConfig, deps: CompactDeps): Stage<Pa
       const limits = { inFlightMax: config.inFlightMax, signal };
       yield* mapOrdered(input, limits, (batch) =>
         batch.kind === 'zeros'
-          ? Promise.resolve(zeroSegments(batch, deps))
+          ? Promise.resolve(zeroSegments(batch, config, deps))
           : meter.item(batch.bytes, () => compactBatch(batch, config, deps)),
       );
       meter.end();
@@ -51,7 +51,14 @@ export function compactPages(config: CompactConfig, deps: CompactDeps): Stage<Pa
   };
 }
 
-function zeroSegments(batch: PageBatch & { readonly kind: 'zeros' }, deps: CompactDeps): Segments {
+/** A layer of compressed blocks takes nothing else, and here there is none. */
+const noBlocks = { blocks: new Uint8Array(0), lengths: new Uint32Array(0) };
+
+function zeroSegments(
+  batch: PageBatch & { readonly kind: 'zeros' },
+  config: CompactConfig,
+  deps: CompactDeps,
+): Segments {
   const kept = deps.hasParent ? deps.zerosThatMatter(batch.rows) : new BigUint64Array(0);
   const rows = new BigUint64Array(kept.length);
   for (let row = 0; row < kept.length; row += 3) {
@@ -60,7 +67,9 @@ function zeroSegments(batch: PageBatch & { readonly kind: 'zeros' }, deps: Compa
     rows[row + 2] = ZEROED_ROW;
   }
   deps.count({ zeroPages: batch.bytes / PAGE_BYTES, equalPages: 0 });
-  return { batch: { slab: new Uint8Array(0), rows }, slabs: [], bytes: 0 };
+  const zeros = { slab: new Uint8Array(0), rows };
+  const compressed = config.compression === 'none' ? {} : { compressed: noBlocks };
+  return { batch: { ...zeros, ...compressed }, slabs: [], bytes: 0 };
 }
 
 async function compactBatch(

@@ -56,7 +56,7 @@ class Subject {
       ...{ virtualBytes: bytes(PAGES * 4096), compression: 'none', blockBytes: 4096 },
     });
     await writer.append({ slab: this.image, rows: BigUint64Array.from(rows.flat()) });
-    mustOk(this.db.sealed(c(id), await writer.seal(never), null));
+    mustOk(this.db.sealed(c(id), await writer.seal(never)));
     mustOk(this.db.commit(c(id)));
   }
 

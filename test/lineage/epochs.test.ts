@@ -153,7 +153,7 @@ test('I6 an abort at any step leaves parent, epoch and ledger as the record left
   captureTo(db, vm, 'c1', { selected: [1] });
   const base = finish(db, 'c1');
   captureTo(db, vm, 'c2', { selected: [2] });
-  mustOk(db.sealed(c('c2'), layer(base.uuid), null));
+  mustOk(db.sealed(c('c2'), layer(base.uuid)));
   mustOk(db.abort(c('c2'), failed));
   expect(db.getVm(vm)).toMatchObject({ epoch: 2, memoryHead: base.uuid });
   expect(pagesIn(db.ledger(vm)?.selected)).toEqual([2]);
@@ -185,7 +185,7 @@ test('I8 a layer that does not sit on the intent’s parent is refused', () => {
   captureTo(db, vm, 'c1', { selected: [1] });
   finish(db, 'c1');
   captureTo(db, vm, 'c2', { selected: [2] });
-  expect(mustFail(db.sealed(c('c2'), layer(null), null)).kind).toBe('layer-mismatch');
+  expect(mustFail(db.sealed(c('c2'), layer(null))).kind).toBe('layer-mismatch');
   expect(db.getJob(c('c2'))?.step).toBe('recorded');
 });
 
@@ -266,7 +266,7 @@ test('every event outside the transition table is refused and changes nothing', 
     begin: (db: ReturnType<typeof openDb>, id: string) => db.begin(vm, c(id), clearing),
     recordSet: (db: ReturnType<typeof openDb>, id: string) =>
       db.recordSet(c(id), { selected: pages(1), zero: null }),
-    sealed: (db: ReturnType<typeof openDb>, id: string) => db.sealed(c(id), layer(null), null),
+    sealed: (db: ReturnType<typeof openDb>, id: string) => db.sealed(c(id), layer(null)),
     commit: (db: ReturnType<typeof openDb>, id: string) => db.commit(c(id)),
     published: (db: ReturnType<typeof openDb>, id: string) => db.published(c(id), snapshotId('s')),
     abort: (db: ReturnType<typeof openDb>, id: string) => db.abort(c(id), failed),

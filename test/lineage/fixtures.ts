@@ -124,7 +124,7 @@ export function captureTo(
 /** From `recorded` to `committed`. */
 export function finish(db: NodeDb, id: string): LayerRef {
   const made = layer(db.getJob(captureId(id))?.parentUuid ?? null);
-  mustOk(db.sealed(captureId(id), made, null));
+  mustOk(db.sealed(captureId(id), made));
   mustOk(db.commit(captureId(id)));
   return made;
 }

@@ -132,7 +132,7 @@ test('layers that nothing needs are deleted with their files, top down; the rest
     const parent = db.getJob(c(id))?.parentUuid ?? null;
     const made = layer(parent, { path: join(folder, `${id}.lsmt`) });
     writeFileSync(made.path, id);
-    mustOk(db.sealed(c(id), made, null));
+    mustOk(db.sealed(c(id), made));
     mustOk(db.commit(c(id)));
     return made.path;
   };

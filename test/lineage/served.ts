@@ -2,23 +2,34 @@
 import { spawn } from 'node:child_process';
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
+import type { IncomingMessage } from 'node:http';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
-import type { CaptureView, Dialect, VmView } from '../../src/capture/types.ts';
+import type { CaptureView, Dialect, ForkView, VmView } from '../../src/capture/types.ts';
+import type { CrashPoint } from '../../src/crash-points.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
 import { parseConfig } from '../../src/config/load.ts';
 import { launchMiniVm } from '../../src/minivm/launch.ts';
-import type { MiniVm } from '../../src/minivm/launch.ts';
+import type { LaunchOptions, MiniVm } from '../../src/minivm/launch.ts';
 import { materialise } from '../../src/restore/materialise.ts';
+import type { Materialised } from '../../src/restore/materialise.ts';
 import { mustOk } from './fixtures.ts';
 
 export interface Answer {
   readonly status: number;
   readonly body: unknown;
 }
+
+/** One server-sent event of a capture. */
+export interface SentEvent {
+  readonly event: string;
+  readonly data: unknown;
+}
+
+const logCharactersMax = 200_000;
 
 export class Daemon implements AsyncDisposable {
   readonly folder: string;
@@ -39,21 +50,39 @@ export class Daemon implements AsyncDisposable {
     );
   }
 
+  /** The end of what it said. */
   get log(): string {
     return this.#log;
   }
 
+  get alive(): boolean {
+    const child = this.#child;
+    return child !== null && child.exitCode === null && child.signalCode === null;
+  }
+
+  get #crashFile(): string {
+    return join(this.folder, 'crash-at');
+  }
+
+  /** It dies as soon as it passes this point, once: the next start takes it back. */
+  crashAt(point: CrashPoint): void {
+    writeFileSync(this.#crashFile, point);
+  }
+
   /** Resolves when it serves: after recovery. */
   async start(): Promise<void> {
+    rmSync(this.#crashFile, { force: true });
     const program = join(process.cwd(), 'bin/varve');
+    const env = { ...process.env, VARVE_CRASH_FILE: this.#crashFile };
     const child = spawn(process.execPath, [program, 'serve', '--config', this.#configPath], {
       stdio: ['ignore', 'pipe', 'pipe'],
+      env,
     });
     this.#child = child;
     const serving = new Promise<void>((resolve, reject) => {
       for (const input of [child.stdout, child.stderr]) {
         createInterface({ input }).on('line', (line) => {
-          this.#log += `${line}\n`;
+          this.#log = `${this.#log}${line}\n`.slice(-logCharactersMax);
           if (line.includes('"serving"')) resolve();
         });
       }
@@ -69,6 +98,14 @@ export class Daemon implements AsyncDisposable {
     const exit = once(child, 'exit');
     child.kill(signal);
     await exit;
+  }
+
+  /** Resolves with the signal that ended it. */
+  async exited(): Promise<NodeJS.Signals | null> {
+    const child = this.#child;
+    if (child === null) return null;
+    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+    return child.signalCode;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -113,34 +150,63 @@ export class Daemon implements AsyncDisposable {
     return this.#expect('POST', '/v1/vms', body);
   }
 
+  async vms(): Promise<readonly VmView[]> {
+    return (await this.#expect<{ vms: readonly VmView[] }>('GET', '/v1/vms')).vms;
+  }
+
+  async detach(vm: string): Promise<void> {
+    await this.#expect('DELETE', `/v1/vms/${vm}`);
+  }
+
   startCapture(vm: string, body: Record<string, unknown> = {}): Promise<CaptureView> {
     return this.#expect('POST', `/v1/vms/${vm}/captures`, body);
+  }
+
+  /** Newest first. */
+  async captures(): Promise<readonly CaptureView[]> {
+    const all = await this.#expect<{ captures: readonly CaptureView[] }>('GET', '/v1/captures');
+    return all.captures;
+  }
+
+  fork(vm: string, body: Record<string, unknown>): Promise<ForkView> {
+    return this.#expect('POST', `/v1/vms/${vm}/forks`, body);
   }
 
   show(capture: string): Promise<CaptureView> {
     return this.#expect('GET', `/v1/captures/${capture}`);
   }
 
+  /** A capture's events as they come. Fails when the daemon dies. */
+  async *events(capture: string): AsyncGenerator<SentEvent> {
+    const { socketPath } = this;
+    const path = `/v1/captures/${capture}/events`;
+    const answer = await new Promise<IncomingMessage>((resolve, reject) => {
+      request({ socketPath, path, agent: false }, resolve).once('error', reject).end();
+    });
+    // Also when nobody reads any more.
+    answer.on('error', () => undefined);
+    let event = '';
+    let rest = '';
+    for await (const piece of answer) {
+      const lines = `${rest}${String(piece)}`.split('\n');
+      rest = lines.pop() ?? '';
+      for (const line of lines) {
+        if (line.startsWith('event: ')) event = line.slice('event: '.length);
+        if (!line.startsWith('data: ')) continue;
+        yield { event, data: JSON.parse(line.slice('data: '.length)) };
+      }
+    }
+  }
+
   /** Follows its events to the end. Rejects when the daemon dies. */
   async ended(capture: string): Promise<CaptureView> {
-    const { socketPath } = this;
-    await new Promise<void>((resolve, reject) => {
-      const path = `/v1/captures/${capture}/events`;
-      const sent = request({ socketPath, path, agent: false }, (answer) => {
-        answer.resume().once('end', resolve).once('error', reject);
-      });
-      sent.once('error', reject).end();
-    });
+    for await (const event of this.events(capture)) void event;
     return this.show(capture);
   }
 }
 
-/** Restores a snapshot of a stopped daemon into a fresh small VM, paused. */
-export async function restoreInto(
-  daemon: Daemon,
-  snapshot: string,
-  dialect: Dialect,
-): Promise<MiniVm> {
+/** Rebuilds a snapshot's files from the daemon's folders, whether or not it runs. */
+export async function rebuild(daemon: Daemon, snapshot: string): Promise<Materialised> {
   const state = join(daemon.folder, 'state');
   const input = { paths: { state, socket_roots: [daemon.folder] } };
   const config = mustOk(parseConfig(input, 'the test'));
@@ -149,14 +215,24 @@ export async function restoreInto(
     const store = mustOk(await FileArtifactStore.open({ root: config.paths.artifacts }));
     const folder = mkdtempSync(join(daemon.folder, 'restore-'));
     const { signal } = new AbortController();
-    const files = await materialise({ catalog, store }, { snapshot, folder, signal });
-    if (files.vmStatePath === null) throw new Error('the snapshot has no VM state');
-    const restore = { memoryPath: files.memoryPath, snapshotPath: files.vmStatePath };
-    const socketPath = join(folder, 'vm.sock');
-    return await launchMiniVm({ socketPath, dialect, restore, backend: 'thread' });
+    return await materialise({ catalog, store }, { snapshot, folder, signal });
   } finally {
     await catalog.close();
   }
+}
+
+/** Restores a snapshot into a fresh small VM, paused. */
+export async function restoreInto(
+  daemon: Daemon,
+  snapshot: string,
+  dialect: Dialect,
+  options: LaunchOptions & { readonly track?: boolean } = {},
+): Promise<MiniVm> {
+  const { memoryPath, vmStatePath } = await rebuild(daemon, snapshot);
+  if (vmStatePath === null) throw new Error('the snapshot has no VM state');
+  const restore = { memoryPath, snapshotPath: vmStatePath, track: options.track ?? true };
+  const socketPath = join(memoryPath, '..', 'vm.sock');
+  return launchMiniVm({ socketPath, dialect, backend: 'thread', ...options, restore });
 }
 
 /** Hashes of all pages of a small VM. */
