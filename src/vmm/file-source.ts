@@ -21,7 +21,7 @@ import { identityError, type ProcessIdentity } from './identity.ts';
 import { requirePaused, type SourceDeps } from './process-source.ts';
 import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
 import { sameBytes } from './sample.ts';
-import { completeSelection, type PageView, type Selection } from './select.ts';
+import { completeSelection, startedFromImage, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
 import { requireNoSwap, trackingNow } from './still-safe.ts';
 
@@ -106,7 +106,11 @@ export class FileSource implements DirtySource {
   ): Promise<PageView | null> {
     const { parent, signal } = request;
     if (this.#needsPageTables()) return orFail(await this.#view.look(layout, signal));
-    if (parent === 'none' || !this.#removesPages) return null;
+    if (parent === 'none') {
+      const whole = startedFromImage(orFail(await this.#view.backing(layout)));
+      return whole ? orFail(await this.#view.look(layout, signal)) : null;
+    }
+    if (!this.#removesPages) return null;
     const view = orFail(await this.#view.look(layout, signal));
     const { pid } = this.#identity;
     return orFail(await withZeroContent(view, pid, extents, parent, signal));

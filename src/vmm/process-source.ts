@@ -18,7 +18,13 @@ import { buildLayout } from './layout.ts';
 import { decodeMappings, decodePageBits, type Mappings } from './page-bits.ts';
 import type { Dialect, VmmFacts } from './probe.ts';
 import { completeSpans, fileLayout, oneRegion } from './region-search.ts';
-import { completeSelection, everythingThere, type PageView, type Selection } from './select.ts';
+import {
+  completeSelection,
+  everythingThere,
+  startedFromImage,
+  type PageView,
+  type Selection,
+} from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from './source.ts';
 import { trackingNow } from './still-safe.ts';
 import type { SwapArea } from './swap.ts';
@@ -177,7 +183,10 @@ export class ProcessSource implements DirtySource {
       (s) => (place === null ? Promise.resolve(null) : nextTurn().then(() => look(place, s))),
     );
     const [{ layout, mapped, dirty }, looked] = answers;
-    if (nothingGone || !mapped) return { layout, selected: dirty, zero: null };
+    if (parent === 'none' && mapped && (await this.#startedFromImage(layout))) {
+      return { layout, ...completeSelection(dirty, await look(layout, signal), parent) };
+    }
+    if (parent === 'none' || nothingGone || !mapped) return { layout, selected: dirty, zero: null };
     const view = looked ?? (await look(layout, signal));
     if (this.epochs !== null) {
       const removed = await this.#removed(layout, signal);
@@ -186,6 +195,10 @@ export class ProcessSource implements DirtySource {
     const { pid } = this.#identity;
     const seen = orFail(await withZeroContent(view, pid, dirty, parent, signal));
     return { layout, ...completeSelection(dirty, seen, parent) };
+  }
+
+  async #startedFromImage(layout: MemoryLayout): Promise<boolean> {
+    return startedFromImage(orFail(await this.#view.backing(layout)));
   }
 
   /** VMMs with epochs also say what was removed and not written since. */

@@ -11,6 +11,9 @@
  * | shared    | unknown: others may write it   | left to the dirty set                         |
  *
  * A removed page that the guest has read since is there again, as the kernel's zero page: `zero`.
+ *
+ * Without a memory parent there is nothing to leave a page to: then all that a file or a fault handler
+ * backs is selected, written or not.
  */
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { bitmapAnd, bitmapAndNot, bitmapOr } from '../native/guest.ts';
@@ -51,7 +54,9 @@ export function completeSelection(
   bitmapOr(zero.bits, view.zeroMapped.bits);
   if (removed !== null) bitmapOr(zero.bits, removed.bits);
   const selected = copyBitmap(dirty);
-  if (parent !== 'none') {
+  if (parent === 'none') {
+    bitmapOr(selected.bits, pagesBacked(view.layout, view.spans, ['file', 'faulted']).bits);
+  } else {
     addReverted(selected, backed('file'), view.own, parent);
     addReverted(selected, backed('faulted'), view.resident, parent);
   }
@@ -60,6 +65,10 @@ export function completeSelection(
   if (parent !== 'unknown') bitmapAnd(zero.bits, parent.data.bits);
   return { selected, zero: isEmptyBitmap(zero) ? null : zero };
 }
+
+/** Whether some of the guest's memory is what it was started from, and not only what it wrote. */
+export const startedFromImage = (spans: readonly BackedSpan[]): boolean =>
+  spans.some(({ backing }) => backing === 'file' || backing === 'faulted');
 
 /** Pages whose own copy is gone, while the parent may still hold what it was. */
 function addReverted(

@@ -6,6 +6,7 @@
  * - `MODEL_SEED=… MODEL_STEPS=… MODEL_DIALECT=… npx vitest run test/lineage/model.test.ts` replays a
  *   run or makes it longer. The steps and their choices are the same; where exactly a kill or a
  *   cancel lands is up to the machine.
+ *   `MODEL_COMPARE=each` compares every snapshot as soon as it is published.
  * - `npm run test:soak` runs new seeds for `SOAK_SECONDS` (default 3600) and prints what it did.
  */
 import { expect, test } from 'vitest';
@@ -15,7 +16,7 @@ import type { Step } from './model/steps.ts';
 import { noCounts } from './model/world.ts';
 
 const dialects: readonly Dialect[] = ['firecracker', 'aenv', 'e2b'];
-const { MODEL_SEED, MODEL_STEPS, MODEL_DIALECT, SOAK_SECONDS } = process.env;
+const { MODEL_SEED, MODEL_STEPS, MODEL_DIALECT, MODEL_COMPARE, SOAK_SECONDS } = process.env;
 const soakSeconds = Number(SOAK_SECONDS ?? 0);
 
 const wanted = dialects.filter((dialect) => (MODEL_DIALECT ?? dialect) === dialect);
@@ -28,7 +29,8 @@ test.skipIf(soakSeconds > 0).each(wanted)(
     const counts = noCounts();
     const steps = Number(MODEL_STEPS ?? 40);
     console.log(`MODEL_SEED=${seed} MODEL_STEPS=${steps} MODEL_DIALECT=${dialect}`);
-    await runModel({ seed, dialect, steps, counts, comparedMax: 6 });
+    const compareEach = MODEL_COMPARE === 'each';
+    await runModel({ seed, dialect, steps, counts, compareEach, comparedMax: 6 });
     console.log(JSON.stringify(counts));
     expect(counts.published).toBeGreaterThan(0);
   },

@@ -12,6 +12,8 @@ export interface RunOptions {
   readonly steps: number;
   readonly counts: Counts;
   readonly stepCounts?: Partial<Record<Step, number>>;
+  /** Compare each snapshot at once, to find the first that is wrong. */
+  readonly compareEach?: boolean;
   /** Snapshots rebuilt and compared at the end; the newest of each VM is always among them. */
   readonly comparedMax: number;
 }
@@ -35,6 +37,7 @@ export async function runModel(options: RunOptions): Promise<void> {
       }
       await takeStep(world, kind, random);
       await world.check();
+      if (options.compareEach === true) await world.compareNew();
     }
     await endOfRun(world, first, options.comparedMax);
   } catch (error) {

@@ -61,6 +61,7 @@ const someFill = (random: Random): Fill => ({
 async function write(vm: ModelVm, random: Random): Promise<void> {
   const pages = somePages(random);
   const how = someFill(random);
+  vm.log(`  ${how.fill} ${how.words} words: ${pages.length} pages, ${pages.slice(0, 3).join(' ')}`);
   await vm.mini.run({ pages: { pages }, ...how });
   for (const page of pages) vm.image[page] = written(vm, page, how);
 }
@@ -71,6 +72,7 @@ const written = (vm: ModelVm, page: number, how: Fill): Buffer =>
 async function deviceWrite(vm: ModelVm, random: Random): Promise<void> {
   const pages = somePages(random);
   const value = random.word();
+  vm.log(`  ${pages.length} pages, ${pages.slice(0, 3).join(' ')}`);
   await vm.mini.deviceWrites({ pages: { pages }, value });
   for (const page of pages) vm.image[page] = afterDevice(page, value);
 }
@@ -78,6 +80,7 @@ async function deviceWrite(vm: ModelVm, random: Random): Promise<void> {
 async function remove(vm: ModelVm, random: Random): Promise<void> {
   const pageCount = random.pick([1, 8, 64, 300]);
   const firstPage = random.below(imagePages - pageCount);
+  vm.log(`  ${pageCount} pages from ${firstPage}`);
   await vm.mini.removePages({ firstPage, pageCount, markDirty: random.chance(0.3) });
   vm.image.fill(zeroPage, firstPage, firstPage + pageCount);
 }
@@ -134,7 +137,9 @@ function someFault(random: Random): { rule: FaultBody; request: { pauseDeadlineM
     ...(['describe', 'any'] as const),
   ]);
   const action = random.pick(['refuse', 'refuse', 'garbage'] as const);
-  const when = random.pick(['before', 'done'] as const);
+  // A VMM that refuses a pause has not paused.
+  const before = on === 'pause' || on === 'any';
+  const when = before ? ('before' as const) : random.pick(['before', 'done'] as const);
   return { rule: { on, action, when, skip, times: random.between(1, 3) }, request: {} };
 }
 

@@ -49,6 +49,7 @@ export interface ModelVm {
   /** Guest-physical number of the image's page. */
   readonly guestPage: (page: number) => number;
   readonly folder: string | null;
+  readonly log: (line: string) => void;
   ownerPaused: boolean;
 }
 
@@ -145,8 +146,10 @@ export class World implements AsyncDisposable {
     const id = this.name();
     const mode = random.pick<TrackingMode>(['dirty', 'dirty', 'mincore']);
     const track = mode === 'dirty' || random.chance(0.5);
-    // Upstream does not say where its memory is; the page tables tell of one region only.
-    const regions = this.#regions && (this.dialect !== 'firecracker' || mode === 'dirty');
+    // Only this dialect always says where its memory is; of the others, the page tables tell of one
+    // region, and what was written of more.
+    const told = this.dialect === 'e2b' || (this.dialect === 'firecracker' && mode === 'dirty');
+    const regions = this.#regions && told;
     const mini = await launchMiniVm({
       ...{ id, dialect: this.dialect, memoryMib: (imagePages * PAGE) / 1048576, track },
       ...{ socketPath: join(this.folder, `${id}.sock`), backend: 'thread' as const },
@@ -154,7 +157,7 @@ export class World implements AsyncDisposable {
     });
     const image = freshImage(imagePages);
     const vm = { id, mini, mode, image, launchParent: null, folder: null, ownerPaused: false };
-    const added = { ...vm, guestPage: await guestPages(mini) };
+    const added = { ...vm, guestPage: await guestPages(mini), log: this.log };
     this.vms.push(added);
     this.log(`${id}: fresh, mode ${mode}, tracking ${String(track)}`);
     // A VM of this dialect that has written nothing does not say where its memory is.
@@ -175,7 +178,8 @@ export class World implements AsyncDisposable {
   /** A VM that a fork made: running and attached. */
   async addChild(id: string, mini: MiniVm, from: ModelVm, at: Kept): Promise<void> {
     const guestPage = await guestPages(mini);
-    const child = { id, mini, mode: from.mode, image: [...at.expected.image], guestPage };
+    const { log } = this;
+    const child = { id, mini, mode: from.mode, image: [...at.expected.image], guestPage, log };
     this.vms.push({ ...child, launchParent: at.snapshot, folder: null, ownerPaused: false });
   }
 
@@ -192,7 +196,7 @@ export class World implements AsyncDisposable {
     const image = pagesOf(bytes);
     const guestPage = await guestPages(mini);
     const vm = { id, mini, mode, image, guestPage, folder, launchParent: kept.snapshot };
-    const added = { ...vm, ownerPaused: false };
+    const added = { ...vm, log: this.log, ownerPaused: false };
     this.vms.push(added);
     this.counts.replaced += 1;
     this.log(`${id}: restored from ${kept.snapshot}, mode ${mode}, tracking ${String(track)}`);
@@ -228,6 +232,14 @@ export class World implements AsyncDisposable {
     this.requireSame(await readFile(memoryPath), kept, 'rebuilt');
     await rm(dirname(memoryPath), { recursive: true, force: true });
   }
+
+  /** Compares what was published since the last time. */
+  async compareNew(): Promise<void> {
+    for (const kept of this.kept.slice(this.#compared)) await this.compare(kept);
+    this.#compared = this.kept.length;
+  }
+
+  #compared = 0;
 
   /** From now until `settle`, a published capture of this VM must read as `expected`. */
   expecting(vm: ModelVm, expected: Expected = { image: [...vm.image] }): void {
@@ -289,6 +301,7 @@ export class World implements AsyncDisposable {
     this.counts.published += 1;
     if (result.selection === 'widened') this.counts.widened += 1;
     this.kept.push({ snapshot: result.snapshotId, expected: flight.expected });
+    this.log(`  ${capture.vmId} epoch ${result.epoch} ${result.selection}: ${result.snapshotId}`);
   }
 
   /** Invariants that hold whenever no capture is asked for. */
