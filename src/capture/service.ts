@@ -15,6 +15,7 @@ import { deleteUnneededLayers } from '../lineage/local-files.ts';
 import { checkedMerge } from '../lineage/merge-run.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
+import type { VmRecord } from '../lineage/vms.queries.ts';
 import {
   captureId as toCaptureId,
   holdId,

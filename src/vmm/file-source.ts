@@ -4,7 +4,9 @@
  * tracking they are the pages written since the last snapshot, and writing them forgets them;
  * without, the pages that mincore calls resident. Where the guest's memory can be found in the
  * VMM's address space, the page tables are asked as well: about removed pages, and for the modes
- * that the file cannot serve.
+ * that the file cannot serve. Where it cannot be found and pages may have been removed, or come from
+ * a fault handler, no diff names them all: then the VMM writes a full memory file, and what the parent
+ * has already is dropped.
  */
 import { open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -13,6 +15,7 @@ import { errnoName, fileExtentsInTurns } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
 import { MIB, pagesExact } from '../units.ts';
 import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
+import { readFaultedRanges } from './address-map.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
 import { requireFineExtents } from './extents.ts';
@@ -29,7 +32,6 @@ export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
   readonly dialect = 'firecracker';
   readonly clearsOnRead: boolean;
-  readonly cumulative: boolean;
   readonly epochs = null;
   readonly #client: VmmClient;
   readonly #identity: ProcessIdentity;
@@ -39,6 +41,8 @@ export class FileSource implements DirtySource {
   readonly #readSwaps: SourceDeps['readSwaps'];
   /** The likely layout turned out to be wrong. */
   #misled = false;
+  /** A diff would not name every page that changed. */
+  #blind = false;
 
   constructor(deps: SourceDeps, kind: TrackingMode) {
     this.kind = kind;
@@ -49,7 +53,10 @@ export class FileSource implements DirtySource {
     this.#removesPages = deps.facts.capabilities.removesPages;
     this.#readSwaps = deps.readSwaps;
     this.clearsOnRead = kind === 'dirty';
-    this.cumulative = kind !== 'dirty';
+  }
+
+  get cumulative(): boolean {
+    return this.kind !== 'dirty' || this.#blind;
   }
 
   /** The VMM's own mincore does not see swapped pages; the page tables do. */
@@ -64,6 +71,7 @@ export class FileSource implements DirtySource {
       const { layout, found } = await this.#findLayout(signal);
       if (found === 'no' && this.#needsPageTables()) orFail(err(this.#notFound()));
       if (found !== 'no') orFail(await this.#view.backing(layout));
+      this.#blind = found === 'no' && this.#removesPages;
       return ok(layout);
     });
   }
@@ -77,17 +85,17 @@ export class FileSource implements DirtySource {
       const placed = await this.#findLayout(signal);
       await requireAbsent(memFilePath);
       await requireFineExtents(dirname(memFilePath));
+      const { layout, found } = placed;
+      const files = { snapshotPath: statePath, memFilePath };
       const widen = request.widen === true && this.kind === 'dirty';
-      const snapshot = { snapshotPath: statePath, memFilePath };
-      const type = widen ? 'Full' : 'Diff';
-      orFail(await this.#client.createSnapshot({ type, ...snapshot }, signal));
-      const { layout } = placed;
-      const extents = await readExtents(memFilePath, layout, {
-        socketPath: this.#client.socketPath,
-        everything: widen,
-        signal,
-      });
+      const whole = widen || (found === 'no' && (await this.#wouldMiss(request.parent)));
+      let extents = await this.#snapshot(whole ? 'Full' : 'Diff', files, layout, signal);
       const mapped = await this.#prove(placed, memFilePath, extents);
+      if (!mapped && !whole && (await this.#wouldMiss(request.parent))) {
+        this.#blind = true;
+        for (const path of [statePath, memFilePath]) await rm(path, { force: true });
+        extents = await this.#snapshot('Full', files, layout, signal);
+      }
       if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
       const view = mapped ? await this.#look(layout, extents, request) : null;
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
@@ -95,6 +103,27 @@ export class FileSource implements DirtySource {
       // All was asked before the memory file was made.
       const confirm = (): Promise<Result<void, VmmError>> => Promise.resolve(ok(undefined));
       return ok({ ...set, vmStatePath: statePath, confirm });
+    });
+  }
+
+  /** Without the page tables: whether pages may have changed that no diff names. */
+  async #wouldMiss(parent: FetchRequest['parent']): Promise<boolean> {
+    if (parent !== 'none') return this.#removesPages;
+    return orFail(await readFaultedRanges(this.#identity.pid)).length > 0;
+  }
+
+  /** Makes the VMM's two files; returns the pages that the memory file names. */
+  async #snapshot(
+    type: 'Full' | 'Diff',
+    files: { readonly snapshotPath: string; readonly memFilePath: string },
+    layout: MemoryLayout,
+    signal: AbortSignal,
+  ): Promise<PageBitmap> {
+    orFail(await this.#client.createSnapshot({ type, ...files }, signal));
+    return readExtents(files.memFilePath, layout, {
+      socketPath: this.#client.socketPath,
+      everything: type === 'Full',
+      signal,
     });
   }
 

@@ -7,7 +7,7 @@ import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { err, ok, type Result } from '../result.ts';
 import { pagesExact } from '../units.ts';
 import type { Vma } from './address-map.ts';
-import { emptyBitmap } from './bitmap.ts';
+import { emptyBitmap, isEmptyBitmap } from './bitmap.ts';
 import type { VmmClient } from './client.ts';
 import { decodeDirtyRanges, type DirtyRanges } from './dirty-ranges.ts';
 import type { VmmEpochs } from './epochs.ts';
@@ -186,7 +186,13 @@ export class ProcessSource implements DirtySource {
     if (parent === 'none' && mapped && (await this.#startedFromImage(layout))) {
       return { layout, ...completeSelection(dirty, await look(layout, signal), parent) };
     }
-    if (parent === 'none' || nothingGone || !mapped) return { layout, selected: dirty, zero: null };
+    if (parent === 'none' || nothingGone) return { layout, selected: dirty, zero: null };
+    if (!mapped) {
+      // Of what the parent stores some may be gone, and where to look is not known.
+      const stored = parent === 'unknown' || !isEmptyBitmap(parent.data);
+      if (stored) orFail(err(layoutUnknown(this.#client.socketPath, 0)));
+      return { layout, selected: dirty, zero: null };
+    }
     const view = looked ?? (await look(layout, signal));
     if (this.epochs !== null) {
       const removed = await this.#removed(layout, signal);

@@ -95,11 +95,13 @@ describe.each(dialects)('dialect %s', (dialect) => {
   });
 });
 
-test('where nothing is dirty and nobody says where the memory is, the set is empty', async () => {
+test('where nothing is dirty and nobody says where the memory is, the set is empty, unless a parent stores pages', async () => {
   await using attached = await attach({ dialect: 'aenv', memoryMib: 16 });
   await attached.vm.pause();
   const source = await attached.source('dirty');
   expect(must(await source.layout(never)).imageBytes).toBe(16 * MIB);
-  const set = await attached.fetch(source, { parent: 'unknown' });
+  const stored = await source.fetch(attached.newFetch({ parent: 'unknown' }));
+  expect(errorOf(stored).kind).toBe('layout-unknown');
+  const set = await attached.fetch(source, { parent: 'none' });
   expect(pagesOf(set.selected)).toEqual(pagesOfWords(await attached.vm.set('dirty'), [4096]));
 });
