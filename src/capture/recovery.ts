@@ -138,7 +138,12 @@ async function orphans(config: Config, nodeDb: NodeDb): Promise<readonly string[
     // A sealed layer becomes a known one when its capture is committed.
     ...unfinished.flatMap((job) => (job.layer === null ? [] : [job.layer.path])),
   ]);
-  const staged = new Set(unfinished.map((job) => stagingFolder(config, job.captureId)));
+  // What a capture short of its seal had staged goes with it, whether or not it had said so.
+  const staged = new Set(
+    unfinished
+      .filter((job) => job.layer !== null)
+      .map((job) => stagingFolder(config, job.captureId)),
+  );
   const prepared = new Set(nodeDb.listVms().map((vm) => factsOf(vm).prepared));
   return [
     ...(await pathsIn(layers)).filter((path) => isLayerFile(path) && !layerPaths.has(path)),

@@ -27,7 +27,7 @@ test.skipIf(soakSeconds > 0).each(wanted)(
   async (dialect) => {
     const seed = Number(MODEL_SEED ?? 20_251_130);
     const counts = noCounts();
-    const steps = Number(MODEL_STEPS ?? 40);
+    const steps = Number(MODEL_STEPS ?? 14);
     console.log(`MODEL_SEED=${seed} MODEL_STEPS=${steps} MODEL_DIALECT=${dialect}`);
     const compareEach = MODEL_COMPARE === 'each';
     await runModel({ seed, dialect, steps, counts, compareEach, comparedMax: 6 });

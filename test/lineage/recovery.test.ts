@@ -41,7 +41,8 @@ const script = `
   renameSync(path + '.partial', path);
   at('renamed');
   must(db.sealed(id, { uuid: '11111111-1111-4111-8111-111111111111', parentUuid: intent.memoryParent.head,
-    path, digest: 'sha256:' + 'a'.repeat(64), sizeBytes: 8192, virtualBytes: 4194304 }, { publishJson: '{"plan":1}' }));
+    path, digest: 'sha256:' + 'a'.repeat(64), sizeBytes: 8192, virtualBytes: 4194304 },
+    { publishJson: '{"plan":1}' }));
   at('sealed');
   must(db.commit(id));
   at('committed');

@@ -95,7 +95,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
   });
 });
 
-test('where nothing is dirty and nobody says where the memory is, the set is empty, unless a parent stores pages', async () => {
+test('nothing dirty, and nobody says where the memory is: empty without a parent', async () => {
   await using attached = await attach({ dialect: 'aenv', memoryMib: 16 });
   await attached.vm.pause();
   const source = await attached.source('dirty');

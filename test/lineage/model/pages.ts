@@ -159,7 +159,8 @@ function cutProblem(
   const halves = states.filter((state) => state === 'half').length;
   if (halves > 1) return `${halves} of the pages that were being written are neither old nor new`;
   if (firstOther >= 0 && firstOther < lastNew) {
-    return `page ${String(writing.order[lastNew])} is new and ${String(writing.order[firstOther])}, written before it, is not`;
+    const [late, early] = [lastNew, firstOther].map((at) => String(writing.order[at]));
+    return `page ${late} is new and ${early}, written before it, is not`;
   }
   return null;
 }

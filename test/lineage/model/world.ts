@@ -9,8 +9,8 @@ import { launchMiniVm } from '../../../src/minivm/launch.ts';
 import type { MiniVm } from '../../../src/minivm/launch.ts';
 import { Daemon, rebuild, restoreInto } from '../served.ts';
 import { leftovers, readNodeState } from './node-state.ts';
-import { afterDevice, difference, freshImage, PAGE } from './pages.ts';
-import type { Expected, Image, Random } from './pages.ts';
+import { afterDevice, afterProgram, difference, freshImage, PAGE, zeroPage } from './pages.ts';
+import type { Expected, Fill, Image, Random } from './pages.ts';
 
 export const imagePages = 1024;
 export const vmsMax = 3;
@@ -70,6 +70,8 @@ export interface WorldOptions {
   readonly random: Random;
   readonly counts: Counts;
   readonly log: (line: string) => void;
+  /** One region, no compression, no VMM epochs, advancing: nothing is drawn. */
+  readonly plain?: boolean;
 }
 
 const twoRegions = [
@@ -102,12 +104,13 @@ export class World implements AsyncDisposable {
     this.folder = mkdtempSync(join(tmpdir(), 'varve-model-'));
     const layers = join(this.folder, 'state/layers');
     mkdirSync(layers, { recursive: true });
-    this.smallDisk = random.chance(0.5) && mountSmallDisk(layers);
-    this.#regions = random.chance(0.5);
+    const drawn = options.plain !== true;
+    this.smallDisk = drawn && random.chance(0.5) && mountSmallDisk(layers);
+    this.#regions = drawn && random.chance(0.5);
     // Of `aenv` with epochs, a VM that wrote nothing since its last one does not say where it is.
-    this.#epochs = options.dialect === 'e2b' && random.chance(0.4);
-    const compression = random.pick(['none', 'none', 'lz4', 'zstd']);
-    const advance = random.chance(0.85);
+    this.#epochs = drawn && options.dialect === 'e2b' && random.chance(0.4);
+    const compression = drawn ? random.pick(['none', 'none', 'lz4', 'zstd']) : 'none';
+    const advance = !drawn || random.chance(0.85);
     this.daemon = new Daemon(
       this.folder,
       `[memory_snapshot]\ncompression = "${compression}"\n` +
@@ -143,9 +146,9 @@ export class World implements AsyncDisposable {
   }
 
   /** A fresh VM, attached. */
-  async addVm(random: Random): Promise<ModelVm> {
+  async addVm(random: Random, only?: TrackingMode): Promise<ModelVm> {
     const id = this.name();
-    const mode = random.pick<TrackingMode>(['dirty', 'dirty', 'mincore']);
+    const mode = only ?? random.pick<TrackingMode>(['dirty', 'dirty', 'mincore']);
     const track = mode === 'dirty' || random.chance(0.5);
     // Only this dialect always says where its memory is; of the others, the page tables tell of one
     // region, and what was written of more.
@@ -375,6 +378,16 @@ export class World implements AsyncDisposable {
     return { [Symbol.dispose]: () => rmSync(path, { force: true }) };
   }
 }
+
+/** The guest writes pages, and the model with it. */
+export async function writePages(vm: ModelVm, pages: readonly number[], how: Fill): Promise<void> {
+  await vm.mini.run({ pages: { pages: [...pages] }, ...how });
+  for (const page of pages) vm.image[page] = written(vm, page, how);
+}
+
+/** What a page of the VM will be once the guest has written it so. */
+export const written = (vm: ModelVm, page: number, how: Fill): Buffer =>
+  afterProgram(vm.image[page] ?? zeroPage, vm.guestPage(page), how);
 
 async function writeFirstPage({ mini, image }: ModelVm): Promise<void> {
   await mini.deviceWrites({ pages: { pages: [0] }, value: 1 });
