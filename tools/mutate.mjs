@@ -25,7 +25,8 @@ process.once('exit', () => rmSync(scratch, { recursive: true, force: true }));
 for (const name of ['src', 'migrations', 'test', 'tools', 'bench', 'config', 'docs', 'native']) {
   cpSync(join(root, name), join(scratch, name), { recursive: true });
 }
-for (const name of ['bin', 'package.json', 'tsconfig.json', 'vitest.config.ts', 'scripts']) {
+const files = ['binding.gyp', 'package.json', 'tsconfig.json', 'vitest.config.ts'];
+for (const name of ['bin', 'scripts', ...files]) {
   cpSync(join(root, name), join(scratch, name), { recursive: true });
 }
 for (const name of ['node_modules', 'build', 'dist'])
