@@ -6,6 +6,7 @@ import type { CaptureResult } from '../src/capture/types.ts';
 import { percentile } from './bare.ts';
 import { BenchDaemon } from './daemon.ts';
 import { compressions, trackingCost, trackingModes, type ModeSizes } from './epoch-modes.ts';
+import { precopyRounds } from './precopy.ts';
 import { mib, ms, restoreMs, resultOf, type Print } from './figures.ts';
 import { plotEpochs, type EpochPoint } from './plot.ts';
 
@@ -16,6 +17,9 @@ export interface Sizes extends ModeSizes {
   readonly hotPages: number;
   readonly hotSpan: number;
   readonly maxChain: number;
+  /** Part `precopy`: written before each capture, and the part that is rewritten all the time. */
+  readonly writtenMib: number;
+  readonly hotMib: number;
 }
 
 export const sizes = {
@@ -31,6 +35,8 @@ export const sizes = {
     compressions: ['none', 'zstd'],
     trackingMs: 100,
     modeCount: 3,
+    writtenMib: 8,
+    hotMib: 1,
   },
   full: {
     captures: [10, 100, 1000],
@@ -44,10 +50,12 @@ export const sizes = {
     compressions: ['none', 'lz4', 'zstd'],
     trackingMs: 4000,
     modeCount: 5,
+    writtenMib: 64,
+    hotMib: 1,
   },
 } as const satisfies Record<string, Sizes>;
 
-export const parts = ['chain', 'modes', 'compression', 'tracking'] as const;
+export const parts = ['chain', 'modes', 'compression', 'tracking', 'precopy'] as const;
 export type Part = (typeof parts)[number];
 
 /** Pages below hold the guest's own program and mailbox. */
@@ -70,6 +78,7 @@ export async function epochsBench(
   if (does('modes')) await trackingModes(size, print);
   if (does('compression')) await compressions(size, print);
   if (does('tracking')) await trackingCost(size, print);
+  if (does('precopy')) await precopyRounds(size, print);
 }
 
 /** What has come together since the first capture. */

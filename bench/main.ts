@@ -1,7 +1,7 @@
 /**
  * `npm run bench -- <subject> [--size smoke|full]`: runs one bench and prints its lines. Subject
  * `capture` also takes `--part full|scattered|growth|memory|health`; `epochs` takes `--part
- * chain|modes|compression|tracking` and `--plot <file.svg>`; `catalog` takes `--dialect
+ * chain|modes|compression|tracking|precopy` and `--plot <file.svg>`; `catalog` takes `--dialect
  * sqlite|postgres`, and `--wait`: once it is loaded it waits for a line on standard input, so that
  * the machine can be made quiet first.
  */

@@ -17,6 +17,7 @@ class SinkBinding final : public Napi::ObjectWrap<SinkBinding> {
                             {InstanceMethod<&SinkBinding::Open>("open"),
                              InstanceMethod<&SinkBinding::Stage>("stage"),
                              InstanceMethod<&SinkBinding::StageBlocks>("stageBlocks"),
+                             InstanceMethod<&SinkBinding::Supersede>("supersede"),
                              InstanceMethod<&SinkBinding::Write>("write"),
                              InstanceMethod<&SinkBinding::Hash>("hash"),
                              InstanceMethod<&SinkBinding::Finish>("finish"),
@@ -106,6 +107,12 @@ class SinkBinding final : public Napi::ObjectWrap<SinkBinding> {
     return Wrap(info.Env(), std::move(batch));
   }
 
+  // () → fault or null. On the caller's thread, as `stage`: it comes between two of them.
+  Napi::Value Supersede(const Napi::CallbackInfo& info) {
+    const LayerFault f = sink_->Supersede();
+    return f.ok() ? info.Env().Null() : FaultValue(info.Env(), f);
+  }
+
   // (staged batch, slab): the slab is what the batch's parts point into.
   Napi::Value Write(const Napi::CallbackInfo& info) {
     const StagedBatch* batch = info[0].As<Napi::External<StagedBatch>>().Data();
@@ -126,6 +133,7 @@ class SinkBinding final : public Napi::ObjectWrap<SinkBinding> {
     Napi::Object object = Napi::Object::New(info.Env());
     Put(object, "fileBytes", static_cast<double>(totals.file_bytes));
     Put(object, "dataBytes", static_cast<double>(totals.data_bytes));
+    Put(object, "supersededBytes", static_cast<double>(totals.superseded_bytes));
     Put(object, "zeroedBytes", static_cast<double>(totals.zeroed_bytes));
     Put(object, "segments", static_cast<double>(totals.segments));
     object.Set("digest", Napi::String::New(info.Env(), totals.digest));

@@ -11,6 +11,7 @@
 #include <cstdio>
 
 #include "core/layer_compress.hpp"
+#include "core/layer_index.hpp"
 #include "core/crc32c.hpp"
 #include "core/file_append.hpp"
 
@@ -86,7 +87,7 @@ void LayerSink::AddEntries(std::span<const LayerRow> rows, std::uint64_t content
       left -= length;
       if (!zeroed) moffset += length;
     }
-    (zeroed ? totals_.zeroed_bytes : totals_.data_bytes) += row.length;
+    if (!zeroed) staged_bytes_ += row.length;
     if (!zeroed) content += row.length;
   }
 }
@@ -120,6 +121,20 @@ void LayerSink::StageBlocks(std::span<const LayerRow> rows, ConstLayerBytes bloc
   lengths_.insert(lengths_.end(), lengths.begin(), lengths.end());
   file_at_ += blocks.size();
   content_at_ += lengths.size() * options_.block_bytes;
+}
+
+LayerFault LayerSink::Supersede() {
+  if (auto f = NormaliseIndex(entries_); !f.ok()) {
+    f.kind = f.kind == fault::kTooLarge ? fault::kTooManySegments : fault::kOverlap;
+    return f;
+  }
+  if (superseded_.empty()) {
+    superseded_ = std::move(entries_);
+  } else {
+    superseded_ = MergeIndexes(entries_, superseded_);
+  }
+  entries_.clear();
+  return {};
 }
 
 LayerFault LayerSink::WriteAt(std::uint64_t offset, ConstLayerBytes bytes) noexcept {
@@ -160,11 +175,19 @@ void LayerSink::Hash(const StagedBatch& batch) noexcept {
 }
 
 LayerFault LayerSink::Finish() noexcept {
-  if (auto f = NormaliseIndex(entries_); !f.ok()) {
-    f.kind = f.kind == fault::kTooLarge ? fault::kTooManySegments : fault::kOverlap;
+  const bool once = superseded_.empty();
+  if (auto f = Supersede(); !f.ok()) return f;
+  entries_ = std::move(superseded_);
+  // Parts of superseded segments may lie side by side now.
+  if (auto f = once ? LayerFault{} : NormaliseIndex(entries_); !f.ok()) {
+    f.kind = fault::kTooManySegments;
     return f;
   }
   totals_.segments = entries_.size();
+  for (const IndexEntry& entry : entries_) {
+    (entry.zeroed() ? totals_.zeroed_bytes : totals_.data_bytes) += entry.length() * kSectorBytes;
+  }
+  totals_.superseded_bytes = staged_bytes_ - totals_.data_bytes;
   const std::uint64_t padded =
       (entries_.size() + kIndexPadEntries - 1) / kIndexPadEntries * kIndexPadEntries;
   const std::uint64_t index_bytes = padded * sizeof(IndexEntry);

@@ -45,12 +45,14 @@ struct StagedBatch {
 struct SinkTotals {
   std::uint64_t file_bytes = 0;
   std::uint64_t data_bytes = 0;    // guest bytes stored, before compression
+  std::uint64_t superseded_bytes = 0;  // stored as well, and not in the index: newer ones won
   std::uint64_t zeroed_bytes = 0;
   std::uint64_t segments = 0;
   char digest[65] = "";
 };
 
 // Order: Open; any number of Stage with Write and Hash of each; Finish; Sync and HashFile; Publish.
+// Between two Stages, Supersede.
 // Stage assigns places and is called from one thread; Write runs of different batches in any order,
 // Hash runs in order; the two may overlap. After a fault only Abandon.
 class LayerSink {
@@ -67,6 +69,9 @@ class LayerSink {
   // Blocks of the rows' bytes, as BlockEncoder::EncodeRows stored them.
   void StageBlocks(std::span<const LayerRow> rows, ConstLayerBytes blocks,
                    std::span<const std::uint32_t> lengths, StagedBatch& out);
+  // What is staged from now on wins over what was staged before, where both name a sector. Within
+  // what lies between two calls overlap stays a fault.
+  LayerFault Supersede();
   LayerFault Write(const StagedBatch& batch) noexcept;
   void Hash(const StagedBatch& batch) noexcept;
   LayerFault Finish() noexcept;   // index, trailer, jump table, headers
@@ -97,11 +102,13 @@ class LayerSink {
   bool created_ = false;
   std::uint64_t file_at_ = 0;     // next free byte of the file
   std::uint64_t content_at_ = 0;  // next free byte of the LSMT content; the same where raw
-  std::vector<IndexEntry> entries_;
+  std::vector<IndexEntry> entries_;     // since the last Supersede
+  std::vector<IndexEntry> superseded_;  // before it: sorted, free of overlap
   std::vector<std::uint32_t> lengths_;
   LayerDigest digest_;
   std::mutex flush_mutex_;
   std::uint64_t unflushed_ = 0;
+  std::uint64_t staged_bytes_ = 0;
   SinkTotals totals_;
 };
 

@@ -410,7 +410,6 @@ Failure Machine::ResetDirty() {
 
 Failure Machine::Epoch(EpochAction action) {
   if (!shared_.track) return "Dirty epochs need track_dirty_pages";
-  if (!paused_ && action == EpochAction::kBegin) return "A dirty epoch can begin only while Paused";
   if (action == EpochAction::kBegin && epoch_open_) return "A dirty epoch is already open";
   if (action != EpochAction::kBegin && !epoch_open_) return "No dirty epoch is open";
   const Quiet quiet(*this);

@@ -1,6 +1,7 @@
 /**
  * The stages of one capture as one stream: pause → dirty-bitmap → coalesce → read → compact →
- * commit → publish → resume, with a bounded queue wherever both sides work at the same time.
+ * commit → publish → resume, with a bounded queue wherever both sides work at the same time. Rounds
+ * of pre-copy take the way from coalesce to commit before the pause begins.
  */
 import { randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
@@ -11,7 +12,8 @@ import type { PageSets } from '../lineage/page-sets.ts';
 import { bitmapCount } from '../native/guest.ts';
 import type { Freeze } from '../pipeline/freeze.ts';
 import type { StageMeter } from '../pipeline/meter.ts';
-import { buffer, one, type StageContext } from '../pipeline/stage.ts';
+import { InFlight } from '../pipeline/in-flight.ts';
+import { buffer, one, type BufferOptions, type StageContext } from '../pipeline/stage.ts';
 import { Failure, type Result } from '../result.ts';
 import type { StageName } from '../stage-names.ts';
 import { coalesceRanges } from '../stages/coalesce.ts';
@@ -28,6 +30,7 @@ import type { ShadowReport } from '../vmm/shadow.ts';
 import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import { orThrow } from './failure.ts';
+import { copyAhead, type CopyAhead } from './copy-ahead.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { Prepared } from './preparation.ts';
 import type { PublishPlan } from './publish-plan.ts';
@@ -40,6 +43,8 @@ export class Counts {
   selectedPages = 0;
   zeroPages = 0;
   equalPages = 0;
+  precopyRounds = 0;
+  precopiedPages = 0;
   shadow: ShadowReport | null = null;
 }
 
@@ -66,6 +71,8 @@ export interface Composition {
   readonly fetching: () => void;
   readonly joinSet: (fetched: FetchedSet) => PageSets;
   readonly recordSet: (fetched: FetchedSet) => Promise<void>;
+  /** Joins the set of a round of pre-copy with the ledger, durable. */
+  readonly recordRound: (sets: PageSets) => Promise<PageSets>;
   /** To be recorded when `recorded` is called first, at the latest when the capture ends. */
   readonly recordLater: (fetched: FetchedSet) => void;
   readonly recorded: () => Promise<void>;
@@ -86,25 +93,31 @@ export interface Composition {
 
 export function composeStages(c: Composition): AsyncIterable<Published> {
   const { pipeline, memorySnapshot } = c.config;
+  const inFlight = new InFlight();
   const before = (stage: StageName): StageContext => ({
     signal: c.signal,
     meter: meterOf(c, stage),
+    failed: (error) => inFlight.fail(error),
   });
   const after = (stage: StageName): StageContext => ({
     signal: c.stopping,
     meter: meterOf(c, stage),
   });
-  const copyFirst = c.resumeAfter === 'copy' ? holdBack(c) : undefined;
+  const ahead = copyAhead(c, (signal) => inFlight.drained(signal));
+  const copyFirst = c.resumeAfter === 'copy' ? new HoldBack() : undefined;
+  const freezes = (): void => copyFirst?.begin(c.seat.slabs.runsShort());
   const plan = once(() => planOf(c));
   const paused = pauseStage(c).run(one({ captureId: c.captureId }), before('pause'));
-  const sets = dirtyBitmapStage(c, copyFirst).run(paused, before('dirty-bitmap'));
+  const frozen = dirtyBitmapStage(c, copyFirst, ahead).run(paused, before('dirty-bitmap'));
+  if (ahead === null) freezes();
+  const sets = ahead === null ? frozen : inTurn(ahead.sets, freezes, frozen);
   const ranges = coalesceRanges({
     batchBytes: pipeline.coalesce.batchBytes,
     batchRanges: Math.min(pipeline.coalesce.batchRanges, pipeline.read.batchIovecs),
     joinGapPages: pipeline.coalesce.joinGapPages,
   }).run(sets, before('coalesce'));
   const pages = readStage(c, copyFirst?.copied).run(
-    queued(c, 'read', pipeline.coalesce.queueMax, ranges),
+    queued(c, 'read', pipeline.coalesce.queueMax, counted(ranges, inFlight)),
     before('read'),
   );
   const segments = compactPages(
@@ -129,11 +142,11 @@ export function composeStages(c: Composition): AsyncIterable<Published> {
     // While the VM must stay frozen for the copy, nothing competes with it for CPU until slabs run
     // short.
     queued(c, 'compact', copyFirst === undefined ? pipeline.read.queueMax : Infinity, pages, {
-      holdUntil: copyFirst?.until,
+      holdUntil: copyFirst === undefined ? undefined : () => copyFirst.until,
     }),
     before('compact'),
   );
-  const committed = commitStage(c, plan).run(
+  const committed = commitStage(c, plan, () => inFlight.arrived()).run(
     queued(c, 'commit', pipeline.compact.queueMax, segments),
     before('commit'),
   );
@@ -152,7 +165,7 @@ function queued<T>(
   name: string,
   max: number,
   source: AsyncIterable<T>,
-  options: { readonly holdUntil?: Promise<void> | undefined } = {},
+  options: Pick<BufferOptions<T>, 'holdUntil'> = {},
 ): AsyncIterable<T> {
   return buffer(source, { max, weightOf: () => 1, gauge: c.observer.queue(name), ...options });
 }
@@ -163,13 +176,47 @@ function once<T>(make: () => T): () => T {
   return () => (made ??= { value: make() }).value;
 }
 
+/** `first` to its end, and only then `second`. */
+async function* inTurn<T>(
+  first: AsyncIterable<T>,
+  between: () => void,
+  second: AsyncIterable<T>,
+): AsyncIterable<T> {
+  yield* first;
+  between();
+  yield* second;
+}
+
+async function* counted<T>(items: AsyncIterable<T>, inFlight: InFlight): AsyncIterable<T> {
+  for await (const item of items) {
+    inFlight.sent();
+    yield item;
+  }
+}
+
 /**
- * Resolves when everything is copied, or slabs ran short and must be emptied for the copy to go on.
+ * From the pause until everything is copied, or slabs run short and must be emptied for the copy to
+ * go on.
  */
-function holdBack(c: Composition): { copied: () => void; until: Promise<void> } {
-  let copied: () => void = () => undefined;
-  const done = new Promise<void>((resolve) => (copied = resolve));
-  return { copied, until: Promise.race([done, c.seat.slabs.ranShort]) };
+class HoldBack {
+  readonly copied: () => void;
+  readonly #copied: Promise<void>;
+  #until: Promise<void> | null = null;
+
+  constructor() {
+    let copied: () => void = () => undefined;
+    this.#copied = new Promise((resolve) => (copied = resolve));
+    this.copied = copied;
+  }
+
+  begin(runsShort: Promise<void>): void {
+    this.#until = Promise.race([this.#copied, runsShort]);
+  }
+
+  /** Null before the pause. */
+  get until(): Promise<void> | null {
+    return this.#until;
+  }
 }
 
 function pauseStage(c: Composition): ReturnType<typeof pauseVm> {
@@ -184,11 +231,13 @@ const readsAreSent = (): Promise<void> => new Promise((resolve) => void setImmed
 
 function dirtyBitmapStage(
   c: Composition,
-  copyFirst: ReturnType<typeof holdBack> | undefined,
+  copyFirst: HoldBack | undefined,
+  ahead: CopyAhead | null,
 ): ReturnType<typeof fetchDirtyBitmap> {
   const { prepared, vm } = c;
   return fetchDirtyBitmap({
     pid: vm.identity.pid,
+    rounds: () => ahead?.precopied.rounds ?? 0,
     countPages: (bitmap) => bitmapCount(bitmap.bits),
     fetch: async (signal) => {
       using place = await c.engine.enter('dirty-bitmap', signal);
@@ -198,7 +247,7 @@ function dirtyBitmapStage(
         await vm.source.fetch({
           statePath: prepared.statePath,
           memFilePath: prepared.memFilePath,
-          parent: prepared.parentPages,
+          parent: ahead?.precopied.parent ?? prepared.parentPages,
           widen: prepared.intent.widen !== null,
           signal,
         }),
@@ -217,7 +266,11 @@ function dirtyBitmapStage(
     join: (fetched) => {
       const sets = c.joinSet(fetched);
       c.counts.selectedPages = bitmapCount(sets.selected.bits);
-      return sets;
+      if (ahead === null) return sets;
+      const missing = ahead.precopied.missing(fetched, sets);
+      c.counts.precopyRounds = ahead.precopied.rounds;
+      c.counts.precopiedPages = ahead.precopied.currentPages;
+      return missing;
     },
     staged: () => void c.copied().then(copyFirst?.copied),
   });
@@ -249,7 +302,11 @@ function readStage(c: Composition, copied: (() => void) | undefined): ReturnType
   );
 }
 
-function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof commitLayer> {
+function commitStage(
+  c: Composition,
+  plan: () => PublishPlan,
+  appended: () => void,
+): ReturnType<typeof commitLayer> {
   const { prepared } = c;
   return commitLayer(
     { inFlightMax: c.config.pipeline.commit.queueMax },
@@ -257,6 +314,7 @@ function commitStage(c: Composition, plan: () => PublishPlan): ReturnType<typeof
       writer: prepared.writer,
       predecessor: prepared.predecessor,
       release: releaseTo(c.seat.slabs, c.seat.compressedSlabs),
+      appended,
       recorded: c.recorded,
       syncVmState: async () => {
         const path = c.vmStatePath();

@@ -202,6 +202,8 @@ export class CaptureRun {
         return orThrow(nodeDb.joinSet(this.captureId, pagesOf(fetched, prepared.intent)));
       },
       recordSet,
+      recordRound: async (sets) =>
+        orThrow(await nodeDb.recordSetAsync(this.captureId, { ...sets, widened: false })),
       recordLater: (fetched) => (this.#record = () => recordSet(fetched)),
       recorded: () => this.#recordOnce(),
     });

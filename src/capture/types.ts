@@ -90,6 +90,12 @@ export interface CaptureResult {
   /** Pages dropped because the memory parent already reads the same. */
   readonly deduplicatedPages: number;
   readonly zeroPages: number;
+  /** Rounds that were copied before the pause. */
+  readonly precopyRounds: number;
+  /** Selected pages that the pause did not have to copy, since a round had. */
+  readonly precopiedPages: number;
+  /** Guest bytes in the layer file that were copied in a round and again later. */
+  readonly supersededBytes: number;
   readonly imageBytes: number;
   readonly chainDepth: number;
   readonly epoch: number;

@@ -56,6 +56,14 @@ function shadowLines(shadow: CaptureResult['shadow']): string[] {
   ];
 }
 
+function precopyLines(result: CaptureResult): string[] {
+  if (result.precopyRounds === 0) return [];
+  return [
+    `  ahead     ${countText(result.precopiedPages)} pages copied before the pause, in rounds: ` +
+      `${countText(result.precopyRounds)}; ${sizeText(result.supersededBytes)} copied again`,
+  ];
+}
+
 /** What one capture did, with a line per stage. */
 export function captureText(capture: CaptureView): string {
   const { result, failure } = capture;
@@ -70,6 +78,7 @@ export function captureText(capture: CaptureView): string {
       `  pages     ${countText(result.selectedPages)} selected (${result.selection}), ` +
         `${countText(result.deduplicatedPages)} as in the parent, ` +
         `${countText(result.zeroPages)} zero`,
+      ...precopyLines(result),
       ...shadowLines(result.shadow),
       `  time      ${msText(result.frozenMs)} frozen, ${msText(result.totalMs)} in all, ` +
         `resumed after ${result.resumeAfter}`,

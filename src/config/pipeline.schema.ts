@@ -107,9 +107,20 @@ const resume = z
 const precopy = z
   .strictObject({
     rounds: z
-      .literal(0)
+      .int()
+      .min(0)
+      .max(16)
       .prefault(0)
-      .describe('Rounds of copying while the VM still runs. Not built yet: only 0.'),
+      .describe(
+        'Rounds of copying while the VM still runs, at most; fewer where they do not help. 0: off. ' +
+          'Only for VMMs with dirty epochs of their own in mode `dirty`; without effect elsewhere.',
+      ),
+    bytes_max: byteSize({ min: '1MiB', max: '1TiB' })
+      .prefault('4GiB')
+      .describe(
+        'Guest memory copied before the pause, of one capture. A round that would pass it is left ' +
+          'to the pause. What is copied again later stays in the layer file as dead bytes.',
+      ),
   })
   .describe('Copying before the pause.');
 

@@ -24,7 +24,7 @@ import type { Compression } from './format.ts';
 /**
  * Bytes of one batch and the image ranges they are. Rows of three: image offset, length, slab
  * offset or ZEROED_ROW; bytes, whole sectors (captures: whole pages). Batches may come in any order
- * but must not overlap.
+ * but must not overlap, except with those from before a `supersede`.
  */
 export interface SegmentBatch {
   readonly slab: Uint8Array;
@@ -56,6 +56,8 @@ export interface SealedLayer {
   readonly sizeBytes: Bytes;
   /** Guest bytes stored, before compression. */
   readonly dataBytes: Bytes;
+  /** Guest bytes in the file that nothing reads: what was appended after a `supersede` won. */
+  readonly supersededBytes: Bytes;
   readonly virtualBytes: Bytes;
   readonly segmentCount: number;
   readonly zeroedBytes: Bytes;
@@ -127,6 +129,16 @@ export class LayerWriter implements AsyncDisposable {
     }
   }
 
+  /**
+   * What is appended from now on wins over what was appended before, where both name the same bytes
+   * of the image. The bytes that lost stay in the file. Throws as `append`.
+   */
+  supersede(): void {
+    this.#requireOpen('supersede');
+    const fault = this.#sink.supersede();
+    if (fault !== null) this.#fail(writeError(fault, this.#options.path));
+  }
+
   /** Index, trailer, fsync, digest, final name, fsync of the directory. Once. */
   async seal(signal: AbortSignal): Promise<SealedLayer> {
     this.#requireOpen('seal');
@@ -149,6 +161,7 @@ export class LayerWriter implements AsyncDisposable {
       digest: digest(`sha256:${totals.digest}`),
       sizeBytes: bytes(totals.fileBytes),
       dataBytes: bytes(totals.dataBytes),
+      supersededBytes: bytes(totals.supersededBytes),
       virtualBytes,
       segmentCount: totals.segments,
       zeroedBytes: bytes(totals.zeroedBytes),

@@ -6,7 +6,8 @@ import type { Guest } from './guest.ts';
 
 /**
  * What E2B's Firecracker adds. A bitmap has one bit per page, least significant first, each region
- * padded to a whole 64-bit word. Bitmaps need a paused VM; reading them clears nothing.
+ * padded to a whole 64-bit word. Bitmaps need a paused VM, but for the set of an open epoch; reading
+ * them clears nothing.
  */
 export function e2bRoutes(app: Hono, guest: Guest): void {
   app.get('/memory/mappings', (c) => {
@@ -26,6 +27,6 @@ export function e2bRoutes(app: Hono, guest: Guest): void {
     return jsonText(c, `{"resident":${resident},"empty":${vm.bitsJson('empty')}}`);
   });
   app.get('/memory/dirty', (c) =>
-    jsonText(c, `{"bitmap":${guest.pausedVm.bitsJson(dirtySetFor(c))}}`),
+    jsonText(c, `{"bitmap":${guest.vmForDirtySet.bitsJson(dirtySetFor(c))}}`),
   );
 }

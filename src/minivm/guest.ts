@@ -106,6 +106,11 @@ export class Guest {
     return vm;
   }
 
+  /** As `pausedVm`; an open epoch's set may be read while the VM runs too: it does not change. */
+  get vmForDirtySet(): NativeVm {
+    return this.vm.epoch('status').open ? this.vm : this.pausedVm;
+  }
+
   requireNotStarted(): void {
     if (this.#vm !== null) throw new VmmFault(notAfterStart);
   }

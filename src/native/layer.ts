@@ -26,6 +26,8 @@ export interface StagedBatch {
 export interface NativeSinkTotals {
   readonly fileBytes: number;
   readonly dataBytes: number;
+  /** Stored too, and not reached by the index: newer bytes won. */
+  readonly supersededBytes: number;
   readonly zeroedBytes: number;
   readonly segments: number;
   /** 64 hex digits; empty before `finish` (raw) or `hashFile` (compressed). */
@@ -42,6 +44,8 @@ export interface NativeLayerSink {
     blocks: Uint8Array,
     lengths: Uint32Array,
   ): StagedBatch;
+  /** What is staged from now on wins over what was staged before. */
+  supersede(): NativeFault | null;
   /** `keep` is the array that the batch's bytes are in; it must not change until this resolves. */
   write(batch: StagedBatch, keep: Uint8Array): Promise<NativeFault | null>;
   hash(batch: StagedBatch, keep: Uint8Array): Promise<NativeFault | null>;

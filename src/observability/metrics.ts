@@ -21,6 +21,8 @@ export interface CaptureAmounts {
   readonly selectedPages: number;
   readonly deduplicatedPages: number;
   readonly zeroPages: number;
+  readonly precopiedPages: number;
+  readonly supersededBytes: number;
   readonly layerBytes: number;
   readonly dataBytes: number;
   readonly chainDepth: number;
@@ -149,6 +151,14 @@ function instruments(meter: Meter) {
     selectedPages: histogram('varve_selected_pages', 'Pages selected per capture.', pagesBuckets),
     deduplicated: counter('varve_deduplicated_pages_total', 'Pages that the parent already had.'),
     zeroPages: counter('varve_zero_pages_total', 'Selected pages that were all zero.'),
+    precopiedPages: counter(
+      'varve_precopied_pages_total',
+      'Selected pages that were copied before the pause and not again.',
+    ),
+    supersededBytes: counter(
+      'varve_superseded_bytes_total',
+      'Bytes of layers that were copied before the pause and again later.',
+    ),
     layerBytes: histogram('varve_layer_bytes', 'Size of sealed layer files.', bytesBuckets),
     dataBytes: counter('varve_layer_data_bytes_total', 'Guest bytes stored in layers.'),
     chainDepth: histogram('varve_chain_depth', 'Depth of the chain after a commit.', depthBuckets),
@@ -302,6 +312,8 @@ function captureMetrics(made: Made) {
       made.selectedPages.record(amounts.selectedPages);
       made.deduplicated.add(amounts.deduplicatedPages);
       made.zeroPages.add(amounts.zeroPages);
+      made.precopiedPages.add(amounts.precopiedPages);
+      made.supersededBytes.add(amounts.supersededBytes);
       made.layerBytes.record(amounts.layerBytes);
       made.dataBytes.add(amounts.dataBytes);
       made.chainDepth.record(amounts.chainDepth);

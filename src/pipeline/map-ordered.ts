@@ -13,6 +13,11 @@ import { BoundedQueue } from './queue.ts';
 export interface MapOptions {
   readonly inFlightMax: number;
   readonly signal: AbortSignal;
+  /**
+   * Told of each call of `work` that failed, at once. M3 waits for the input to end: an input that
+   * waits for what came of its items must be told that nothing will.
+   */
+  readonly failed?: ((error: unknown) => void) | undefined;
 }
 
 interface Call<Out> {
@@ -36,7 +41,7 @@ export async function* mapOrdered<In, Out>(
     const result = work(item);
     running.add(result);
     // A failure is seen in order, at the head; until then it must not count as unhandled.
-    result.catch(() => undefined).finally(() => running.delete(result));
+    result.catch((error: unknown) => options.failed?.(error)).finally(() => running.delete(result));
     return calls.put({ result });
   };
   const producer = produce(input, { signal, room, calls, start });

@@ -109,19 +109,24 @@ export class SlabArena {
 export class SlabHolder {
   readonly #arena: SlabArena;
   readonly #held = new Set<Slab>();
-  /** Resolves when an `acquire` had to wait for the first time, or the holder was closed. */
-  readonly ranShort: Promise<void>;
-  #resolveRanShort: () => void = () => undefined;
+  #onShort: (() => void)[] = [];
   #closedBy: Error | undefined;
 
   constructor(arena: SlabArena) {
     this.#arena = arena;
-    this.ranShort = new Promise((resolve) => (this.#resolveRanShort = resolve));
   }
 
   /** @internal Called by the arena. */
   starved(): void {
-    this.#resolveRanShort();
+    const told = this.#onShort;
+    this.#onShort = [];
+    for (const tell of told) tell();
+  }
+
+  /** Resolves when an `acquire` has to wait from now on, or the holder is closed. */
+  runsShort(): Promise<void> {
+    if (this.#closedBy !== undefined) return Promise.resolve();
+    return new Promise((resolve) => this.#onShort.push(resolve));
   }
 
   get heldCount(): number {
@@ -153,7 +158,7 @@ export class SlabHolder {
   /** Refuses waiting and later `acquire`s. Slabs in use stay held until `releaseAll`. */
   close(reason: Error): void {
     this.#closedBy ??= reason;
-    this.#resolveRanShort();
+    this.starved();
     this.#arena.forget(this, this.#closedBy);
   }
 

@@ -10,6 +10,8 @@ import type { StageMeter } from './meter.ts';
 export interface StageContext {
   readonly signal: AbortSignal;
   readonly meter: StageMeter;
+  /** Told at once of an item that failed, where an earlier stage may wait for what comes of it. */
+  readonly failed?: ((error: unknown) => void) | undefined;
 }
 
 export interface Stage<In, Out> {
@@ -28,8 +30,11 @@ export interface BufferOptions<T> {
   readonly max: number;
   readonly weightOf: (item: T) => number;
   readonly gauge: QueueGauge;
-  /** Nothing is handed on before this resolves; the producer fills the queue meanwhile. */
-  readonly holdUntil?: Promise<void> | undefined;
+  /**
+   * Asked before each item: nothing is handed on until what it answers resolves, and the producer
+   * fills the queue meanwhile. Null: nothing to wait for.
+   */
+  readonly holdUntil?: (() => Promise<void> | null) | undefined;
 }
 
 /**
@@ -43,16 +48,20 @@ export async function* buffer<T>(
   const queue = new BoundedQueue<T>(options);
   const producer = fill(queue, source);
   try {
-    if (options.holdUntil !== undefined) {
-      // A producer that failed has nothing more to hold back for.
-      const failed = new Promise<void>((resolve) => {
-        void producer.then((outcome) => outcome === 'failed' && resolve());
-      });
-      await Promise.race([options.holdUntil, failed]);
-    }
+    // A producer that failed has nothing more to hold back for.
+    const failed = new Promise<void>((resolve) => {
+      void producer.then((outcome) => outcome === 'failed' && resolve());
+    });
+    const held = async (): Promise<void> => {
+      const until = options.holdUntil?.() ?? null;
+      if (until !== null) await Promise.race([until, failed]);
+    };
     for (;;) {
+      await held();
       const next = await queue.take();
       if (next.done) return;
+      // It may have begun while this waited for an item.
+      await held();
       yield next.item;
     }
   } finally {

@@ -1,7 +1,7 @@
 /**
  * Turns the selected pages into batches of address ranges, in ascending image order: neighbours
- * merged, split at memory regions, at the longest LSMT segment and at the batch size. In: one
- * selected set. Out: batches of at most `batchBytes` and `batchRanges` rows. Scans as it goes:
+ * merged, split at memory regions, at the longest LSMT segment and at the batch size. In: selected
+ * sets, one but for rounds of pre-copy. Out: batches of at most `batchBytes` and `batchRanges` rows. Scans as it goes:
  * memory does not grow with the guest.
  */
 import { coalesceBatch } from '../native/guest.ts';
@@ -26,17 +26,19 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
       for await (const set of input) {
         const regions = regionRows(set.layout);
         const limits = { regions, signal };
-        for (const batch of scan(set.selected, { ...config, ...limits })) {
+        const joinGapPages = set.frozen ? config.joinGapPages : 0;
+        const { round } = set;
+        for (const batch of scan(set.selected, { ...config, ...limits, joinGapPages })) {
           const { rows, bytes } = batch;
           yield await meter.item(bytes, () =>
-            Promise.resolve({ kind: 'ranges' as const, rows, bytes, source: set.source }),
+            Promise.resolve({ kind: 'ranges' as const, rows, bytes, source: set.source, round }),
           );
         }
         if (set.zero === null) continue;
         for (const batch of scan(set.zero, { ...config, ...limits, joinGapPages: 0 })) {
           const { rows, bytes } = batch;
           yield await meter.item(bytes, () =>
-            Promise.resolve({ kind: 'zeros' as const, rows, bytes }),
+            Promise.resolve({ kind: 'zeros' as const, rows, bytes, round }),
           );
         }
       }

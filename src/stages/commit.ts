@@ -22,6 +22,8 @@ export interface CommitDeps {
   readonly writer: LayerWriter;
   readonly predecessor: LayerUuid | null;
   readonly release: (slab: Slab) => void;
+  /** Told of each batch that is with the writer's file. */
+  readonly appended: () => void;
   /** Resolves when the ledger has the epoch's set: nothing is sealed before. */
   readonly recorded: () => Promise<void>;
   /**
@@ -46,14 +48,19 @@ export function commitLayer(
 ): Stage<Segments, CommittedLayer> {
   return {
     name: 'commit',
-    async *run(input, { meter, signal }) {
+    async *run(input, { meter, signal, failed }) {
       meter.start();
-      const limits = { inFlightMax: config.inFlightMax, signal };
+      const limits = { inFlightMax: config.inFlightMax, signal, failed };
+      let round = 0;
       const appended = mapOrdered(input, limits, (segments) =>
         meter.item(segments.bytes, async () => {
+          // Calls begin in order, and the writer takes batches in the order of its calls.
+          if (segments.round !== round) deps.writer.supersede();
+          round = segments.round;
           if (segments.batch.rows.length > 0) await deps.writer.append(segments.batch);
           crashPoint('copy-running');
           for (const slab of segments.slabs) deps.release(slab);
+          deps.appended();
         }),
       );
       for await (const done of appended) void done;

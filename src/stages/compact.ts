@@ -38,9 +38,9 @@ export interface CompactDeps {
 export function compactPages(config: CompactConfig, deps: CompactDeps): Stage<PageBatch, Segments> {
   return {
     name: 'compact',
-    async *run(input, { meter, signal }) {
+    async *run(input, { meter, signal, failed }) {
       meter.start();
-      const limits = { inFlightMax: config.inFlightMax, signal };
+      const limits = { inFlightMax: config.inFlightMax, signal, failed };
       yield* mapOrdered(input, limits, (batch) =>
         batch.kind === 'zeros'
           ? Promise.resolve(zeroSegments(batch, config, deps))
@@ -54,12 +54,15 @@ export function compactPages(config: CompactConfig, deps: CompactDeps): Stage<Pa
 /** A layer of compressed blocks takes nothing else, and here there is none. */
 const noBlocks = { blocks: new Uint8Array(0), lengths: new Uint32Array(0) };
 
+/** Something below would show through a page that is left out: the parent, or a copy made ahead. */
+const mayShow = (batch: PageBatch, deps: CompactDeps): boolean => deps.hasParent || batch.round > 0;
+
 function zeroSegments(
   batch: PageBatch & { readonly kind: 'zeros' },
   config: CompactConfig,
   deps: CompactDeps,
 ): Segments {
-  const kept = deps.hasParent ? deps.zerosThatMatter(batch.rows) : new BigUint64Array(0);
+  const kept = mayShow(batch, deps) ? deps.zerosThatMatter(batch.rows) : new BigUint64Array(0);
   const rows = new BigUint64Array(kept.length);
   for (let row = 0; row < kept.length; row += 3) {
     rows[row] = kept[row + 1] ?? 0n;
@@ -69,7 +72,7 @@ function zeroSegments(
   deps.count({ zeroPages: batch.bytes / PAGE_BYTES, equalPages: 0 });
   const zeros = { slab: new Uint8Array(0), rows };
   const compressed = config.compression === 'none' ? {} : { compressed: noBlocks };
-  return { batch: { ...zeros, ...compressed }, slabs: [], bytes: 0 };
+  return { batch: { ...zeros, ...compressed }, slabs: [], bytes: 0, round: batch.round };
 }
 
 async function compactBatch(
@@ -82,8 +85,9 @@ async function compactBatch(
     slabOffset: batch.slab.offset,
     bytes: batch.bytes,
     rows: batch.rows,
-    keepZeros: deps.hasParent,
-    parent: deps.dedupAgainst,
+    keepZeros: mayShow(batch, deps),
+    // Not over a copy made ahead: a page that is as the parent's again must hide it.
+    parent: batch.round > 0 ? null : deps.dedupAgainst,
     compress:
       config.compression === 'none' || out === null
         ? null
@@ -111,13 +115,14 @@ function segmentsOf(
   deps: CompactDeps,
 ): Segments {
   if (out === null || outcome.compressed === null) {
-    const { slab } = batch;
-    return { batch: { slab: slab.view, rows: outcome.rows }, slabs: [slab], bytes: batch.bytes };
+    const { slab, bytes, round } = batch;
+    return { batch: { slab: slab.view, rows: outcome.rows }, slabs: [slab], bytes, round };
   }
   deps.slabs.release(batch.slab);
   return {
     batch: { slab: out.view, rows: outcome.rows, compressed: outcome.compressed },
     slabs: [out],
     bytes: batch.bytes,
+    round: batch.round,
   };
 }

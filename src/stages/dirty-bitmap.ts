@@ -29,6 +29,8 @@ export interface DirtyBitmapDeps {
   readonly recordLater: (fetched: FetchedSet) => void;
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
+  /** Sets of this capture that came before. */
+  readonly rounds: () => number;
   readonly countPages: (bitmap: PageBitmap) => number;
   /** The VMM has handed out the bytes with the set: the VM may run. */
   readonly staged: () => void;
@@ -48,7 +50,8 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
           return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
         });
         meter.end();
-        const { fetched, ...pages } = set;
+        const { fetched, ...rest } = set;
+        const pages = { ...rest, round: deps.rounds(), frozen: true };
         const source = byteSource(fetched, set.selected, deps);
         if (source.kind === 'file') deps.staged();
         if (fetched.bytes.kind === 'file') {

@@ -28,6 +28,13 @@ export interface SelectedSet {
   readonly zero: PageBitmap | null;
   readonly source: ByteSource;
   readonly vmStatePath: string | null;
+  /**
+   * How many sets of this capture came before: rounds of pre-copy. A page may be in several; the
+   * last one wins.
+   */
+  readonly round: number;
+  /** False while the VM runs: then no page is read along that the sets do not name. */
+  readonly frozen: boolean;
 }
 
 export type RangeBatch =
@@ -37,12 +44,15 @@ export type RangeBatch =
       readonly rows: BigUint64Array;
       readonly bytes: number;
       readonly source: ByteSource;
+      /** As in `SelectedSet`. */
+      readonly round: number;
     }
   | {
       readonly kind: 'zeros';
       /** Rows of 3: 0, image offset, length; bytes. */
       readonly rows: BigUint64Array;
       readonly bytes: number;
+      readonly round: number;
     };
 
 export type PageBatch =
@@ -55,13 +65,20 @@ export type PageBatch =
        */
       readonly rows: BigUint64Array;
       readonly bytes: number;
+      readonly round: number;
     }
-  | { readonly kind: 'zeros'; readonly rows: BigUint64Array; readonly bytes: number };
+  | {
+      readonly kind: 'zeros';
+      readonly rows: BigUint64Array;
+      readonly bytes: number;
+      readonly round: number;
+    };
 
 export interface Segments {
   readonly batch: SegmentBatch;
   /** Given back once the bytes are in the file. */
   readonly slabs: readonly Slab[];
+  readonly round: number;
   /** Bytes that went in, before zero pages and equal pages were dropped. */
   readonly bytes: number;
 }

@@ -1,5 +1,5 @@
 /**
- * Reads a paused VM's memory in ascending image order, without gap or overlap. In: range batches.
+ * Reads a VM's memory in ascending image order, without gap or overlap within a set. In: range batches.
  * Out: slabs of bytes. Source: process_vm_readv(2), or the memory file that the VMM wrote. Fails:
  * `vm-exited`, `vm-replaced`, `unreadable-page` naming the address, `permission-denied`,
  * `read-unsupported`, `read-failed`; never retries.
@@ -38,10 +38,10 @@ export interface ReadDeps {
 export function readPages(config: ReadConfig, deps: ReadDeps): Stage<RangeBatch, PageBatch> {
   return {
     name: 'read',
-    async *run(input, { meter, signal }) {
+    async *run(input, { meter, signal, failed }) {
       meter.start();
       deps.checkIdentity();
-      yield* mapOrdered(input, { inFlightMax: config.inFlightMax, signal }, (batch) =>
+      yield* mapOrdered(input, { inFlightMax: config.inFlightMax, signal, failed }, (batch) =>
         batch.kind === 'zeros'
           ? Promise.resolve(batch)
           : readBatch(batch, config, deps, (work) => meter.item(batch.bytes, work)),
@@ -75,7 +75,8 @@ async function readBatch(
   );
   if (outcome.error !== 0) throw readFailure(outcome, batch);
   if (!outcome.done) throw new Failure({ kind: 'cancelled', message: 'the capture was cancelled' });
-  return { kind: 'pages', slab, rows: packedRows(batch.rows), bytes: batch.bytes };
+  const { bytes, round } = batch;
+  return { kind: 'pages', slab, rows: packedRows(batch.rows), bytes, round };
 }
 
 /** The rows again, as image offset, length and offset in the slab. */

@@ -31,7 +31,7 @@ export class VmmEpochs {
     return this.#client.query(path, epochStatus, signal);
   }
 
-  /** For sources: the VM must be paused. An epoch that was left open is aborted first. */
+  /** For sources. The VM may run: then the sets are those of one moment. An epoch that was left open is aborted first. */
   async begin(signal: AbortSignal): Promise<Result<void, VmmError>> {
     const status = await this.status(signal);
     if (!status.ok) return err(status.error);

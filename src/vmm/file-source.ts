@@ -33,6 +33,7 @@ export class FileSource implements DirtySource {
   readonly dialect = 'firecracker';
   readonly clearsOnRead: boolean;
   readonly epochs = null;
+  readonly round = null;
   readonly #client: VmmClient;
   readonly #identity: ProcessIdentity;
   readonly #view: GuestView;

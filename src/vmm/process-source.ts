@@ -25,7 +25,7 @@ import {
   type PageView,
   type Selection,
 } from './select.ts';
-import type { DirtySource, FetchedSet, FetchRequest, TrackingMode } from './source.ts';
+import type { DirtySource, FetchedSet, FetchRequest, RoundSet, TrackingMode } from './source.ts';
 import { trackingNow } from './still-safe.ts';
 import type { SwapArea } from './swap.ts';
 import { nextTurn, together } from './together.ts';
@@ -66,6 +66,7 @@ export class ProcessSource implements DirtySource {
   readonly cumulative: boolean;
   readonly seesSwapped = true;
   readonly epochs: VmmEpochs | null;
+  readonly round: DirtySource['round'];
   readonly #client: VmmClient;
   readonly #facts: VmmFacts;
   #tracked: boolean;
@@ -79,6 +80,8 @@ export class ProcessSource implements DirtySource {
     this.dialect = deps.facts.dialect;
     this.epochs = kind === 'dirty' ? deps.epochs : null;
     this.cumulative = this.epochs === null;
+    const { epochs } = this;
+    this.round = epochs === null ? null : (signal) => this.#round(epochs, signal);
     this.#client = deps.client;
     this.#facts = deps.facts;
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
@@ -111,6 +114,25 @@ export class ProcessSource implements DirtySource {
       this.#requireSame();
       const confirm = (s: AbortSignal): Promise<Result<void, VmmError>> => this.#confirm(s);
       return ok({ ...set, bytes: { kind: 'process' }, vmStatePath: statePath, confirm });
+    });
+  }
+
+  #round(epochs: VmmEpochs, signal: AbortSignal): Promise<Result<RoundSet | null, VmmError>> {
+    return caught(async () => {
+      this.#requireSame();
+      orFail(await epochs.begin(signal));
+      const { layout, mapped, dirty } = await this.#told(
+        { mappings: this.#mapped, vmas: null },
+        signal,
+      );
+      if (!mapped) {
+        orFail(await epochs.abort(signal));
+        return ok(null);
+      }
+      const removed = this.#facts.capabilities.removesPages
+        ? await this.#removed(layout, signal)
+        : emptyBitmap(dirty.pageCount);
+      return ok({ layout, written: dirty, removed });
     });
   }
 
@@ -183,7 +205,8 @@ export class ProcessSource implements DirtySource {
       (s) => (place === null ? Promise.resolve(null) : nextTurn().then(() => look(place, s))),
     );
     const [{ layout, mapped, dirty }, looked] = answers;
-    if (parent === 'none' && mapped && (await this.#startedFromImage(layout))) {
+    const noParent = parent === 'none' || (parent !== 'unknown' && parent.base === true);
+    if (noParent && nothingGone && mapped && (await this.#startedFromImage(layout))) {
       return { layout, ...completeSelection(dirty, await look(layout, signal), parent) };
     }
     if (parent === 'none' || nothingGone) return { layout, selected: dirty, zero: null };

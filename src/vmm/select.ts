@@ -54,7 +54,7 @@ export function completeSelection(
   bitmapOr(zero.bits, view.zeroMapped.bits);
   if (removed !== null) bitmapOr(zero.bits, removed.bits);
   const selected = copyBitmap(dirty);
-  if (parent === 'none') {
+  if (parent === 'none' || (parent !== 'unknown' && parent.base === true)) {
     bitmapOr(selected.bits, pagesBacked(view.layout, view.spans, ['file', 'faulted']).bits);
   } else {
     addReverted(selected, backed('file'), view.own, parent);

@@ -40,6 +40,8 @@ export type ShadowReport =
   | { readonly compared: 'nothing'; readonly reason: string };
 
 export class ShadowedSource implements DirtySource {
+  /** Pages that only the shadow names are found while the VM is paused: nothing is copied ahead. */
+  readonly round = null;
   readonly #primary: DirtySource;
   readonly #view: GuestView;
 

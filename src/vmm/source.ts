@@ -24,6 +24,11 @@ export interface ParentPages {
   readonly aboveLaunch: PageBitmap;
   /** Pages that the whole chain stores as data; every other page reads zero already. */
   readonly data: PageBitmap;
+  /**
+   * There is no memory parent: these pages are what this capture has copied so far. As with `none`,
+   * all of what the VM was started from is selected.
+   */
+  readonly base?: true;
 }
 
 export interface FetchRequest {
@@ -65,6 +70,14 @@ export interface FetchedSet {
   readonly shadow?: ShadowReport;
 }
 
+/** What was written and removed since the set before, told by a VMM whose VM may be running. */
+export interface RoundSet {
+  readonly layout: MemoryLayout;
+  readonly written: PageBitmap;
+  /** Removed and not written since: these read zero. May share pages with `written`. */
+  readonly removed: PageBitmap;
+}
+
 export interface DirtySource {
   readonly kind: TrackingMode;
   readonly dialect: Dialect;
@@ -82,6 +95,13 @@ export interface DirtySource {
    * a fetch is committed, `abort` when it is given up. Optional: without, sets are cumulative.
    */
   readonly epochs: VmmEpochs | null;
+  /**
+   * Begins an epoch of the VMM while the VM runs, and reads its set: what a page read from now on
+   * does not show is in the next set. The caller ends the epoch: `commit` once the set is durable.
+   * Null where it is not known where the memory is; no epoch is open then. The method itself is null
+   * where only a paused VM can be asked, or asking tells every page since launch.
+   */
+  readonly round: ((signal: AbortSignal) => Promise<Result<RoundSet | null, VmmError>>) | null;
   /**
    * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise
    * have to while the VM is frozen, and refuses a layout, tracking or swap that changed.

@@ -45,6 +45,24 @@ function sampleBatch(compression: Compression): SegmentBatch {
   return { slab, rows, compressed: made };
 }
 
+/** Pages filled with one byte, or zeroed. */
+function filled(
+  compression: Compression,
+  first: number,
+  count: number,
+  fill: number | null,
+): SegmentBatch {
+  const length = count * 4096;
+  const slab = new Uint8Array(new SharedArrayBuffer(length)).fill(fill ?? 0);
+  const at = fill === null ? ZEROED_ROW : 0n;
+  const rows = BigUint64Array.from([BigInt(first * 4096), BigInt(length), at]);
+  if (compression === 'none') return { slab, rows };
+  const out = new Uint8Array(compressBound(compression, 4096, length));
+  const made = compressBatch({ slab, rows, out, algorithm: compression, blockBytes: 4096 });
+  if (made === null) throw new Error('no room');
+  return { slab, rows, compressed: made };
+}
+
 async function kindOf(promise: Promise<unknown>): Promise<string> {
   try {
     await promise;
@@ -76,6 +94,56 @@ describe.each(compressions)('a %s layer', (compression) => {
     expected.set(batch.slab.subarray(0, 4096), 0);
     expect(Buffer.compare(image, expected)).toBe(0);
     expect(stack.layers[0]).toMatchObject({ uuid: wanted.uuid, compression });
+  });
+
+  test('reads what was appended last, where a later batch superseded an earlier one', async () => {
+    const wanted = options(compression);
+    await using writer = await LayerWriter.create(wanted);
+    const page = 4096;
+    const expected = new Uint8Array(4 * MIB);
+    // Pages of each batch, and the byte they are filled with; null: zeroed.
+    const rounds: [number, number, number | null][][] = [
+      [
+        [0, 8, 1],
+        [20, 4, 2],
+      ],
+      [
+        [2, 2, 3],
+        [7, 14, 4],
+        [23, 3, null],
+      ],
+      [],
+      [
+        [3, 1, null],
+        [10, 1, 5],
+        [24, 1, 6],
+        [0, 1, 7],
+      ],
+    ];
+    for (const [round, parts] of rounds.entries()) {
+      if (round > 0) writer.supersede();
+      for (const [first, count, fill] of parts) {
+        await writer.append(filled(compression, first, count, fill));
+        expected.fill(fill ?? 0, first * page, (first + count) * page);
+      }
+    }
+    const sealed = await writer.seal(never);
+    expect(sealed.dataBytes).toBe(23 * page);
+    expect(sealed.zeroedBytes).toBe(3 * page);
+    // Of the first 0, 2, 3, 7, 20 and 23; of the second 3 and 10.
+    expect(sealed.supersededBytes).toBe(8 * page);
+    await using stack = value(await LayerStack.open([wanted.path], { order: 'check' }));
+    const image = new Uint8Array(stack.virtualBytes);
+    value(await stack.read(bytes(0), image));
+    expect(Buffer.compare(image, expected)).toBe(0);
+    expect(stack.layers[0]).toMatchObject({ dataBytes: 23 * page });
+  });
+
+  test('takes batches that only zero', async () => {
+    const wanted = options(compression);
+    await using writer = await LayerWriter.create(wanted);
+    await writer.append(filled(compression, 3, 2, null));
+    expect(await writer.seal(never)).toMatchObject({ dataBytes: 0, zeroedBytes: 8192 });
   });
 
   test('with nothing in it is valid and reads as zero', async () => {
@@ -115,6 +183,16 @@ test('overlapping segments are refused at seal', async () => {
   await writer.append({ slab, rows: BigUint64Array.from([0n, 8192n, 0n]) });
   await writer.append({ slab, rows: BigUint64Array.from([4096n, 4096n, 0n]) });
   expect(await kindOf(writer.seal(never))).toBe('layer-overlap');
+  expect(await kindOf(writer.seal(never))).toBe('layer-poisoned');
+});
+
+test('segments between two supersedes still must not overlap', async () => {
+  await using writer = await LayerWriter.create(options());
+  await writer.append(filled('none', 0, 4, 1));
+  writer.supersede();
+  await writer.append(filled('none', 0, 2, 2));
+  await writer.append(filled('none', 1, 2, 3));
+  expect(() => writer.supersede()).toThrow('two segments for the same bytes');
   expect(await kindOf(writer.seal(never))).toBe('layer-poisoned');
 });
 

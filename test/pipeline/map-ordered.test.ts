@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import { InFlight } from '../../src/pipeline/in-flight.ts';
 import { mapOrdered } from '../../src/pipeline/map-ordered.ts';
 import { one } from '../../src/pipeline/stage.ts';
 
@@ -103,4 +104,25 @@ test('M3: a consumer that stops ends the input', async () => {
   const mapped = mapOrdered(endless(), { inFlightMax: 3, signal }, (item) => Promise.resolve(item));
   for await (const value of mapped) if (value === 7) break;
   expect(ended).toBe(true);
+});
+
+test('M3: an input that waits for what comes of its items is told of a failure at once', async () => {
+  const broke = new Error('an item broke');
+  const inFlight = new InFlight();
+  const signal = new AbortController().signal;
+  let after: unknown;
+  async function* waits(): AsyncIterable<number> {
+    inFlight.sent();
+    yield 1;
+    await inFlight.drained(signal).catch((error: unknown) => (after = error));
+  }
+  const failed = (error: unknown): void => inFlight.fail(error);
+  const mapped = mapOrdered(waits(), { inFlightMax: 2, signal, failed }, () =>
+    Promise.reject<number>(broke),
+  );
+  const drain = async (): Promise<void> => {
+    for await (const value of mapped) void value;
+  };
+  await expect(drain()).rejects.toBe(broke);
+  expect(after).toBe(broke);
 });

@@ -102,7 +102,9 @@ test('a buffer that is held back ends when its producer fails', async () => {
     yield 1;
   }
   const holdUntil = new Promise<void>(() => undefined);
-  const all = collect(buffer(source(), { max: 3, weightOf, gauge: quiet, holdUntil }));
+  const all = collect(
+    buffer(source(), { max: 3, weightOf, gauge: quiet, holdUntil: () => holdUntil }),
+  );
   await expect(all).rejects.toBe(broke);
 });
 
@@ -122,7 +124,7 @@ test('a buffer that is held back hands nothing on, and fills up to its bound', a
   const gauge = (weight: number): void => (weight === 3 ? full() : undefined);
   const got: number[] = [];
   const consumer = (async () => {
-    const options = { max: 3, weightOf: () => 1, gauge, holdUntil };
+    const options = { max: 3, weightOf: () => 1, gauge, holdUntil: () => holdUntil };
     for await (const item of buffer(source(), options)) got.push(item);
   })();
   await filled;
@@ -145,7 +147,7 @@ test('a buffer that is held back stays so when its producer has ended', async ()
   }
   const got: number[] = [];
   const consumer = (async () => {
-    const options = { max: 3, weightOf: () => 1, gauge: quiet, holdUntil };
+    const options = { max: 3, weightOf: () => 1, gauge: quiet, holdUntil: () => holdUntil };
     for await (const item of buffer(source(), options)) got.push(item);
   })();
   await producerEnded;
@@ -155,4 +157,31 @@ test('a buffer that is held back stays so when its producer has ended', async ()
   release();
   await consumer;
   expect(got).toEqual([7]);
+});
+
+test('a buffer that begins to be held back while it waits for an item hands that one not on', async () => {
+  let hold: Promise<void> | null = null;
+  let release: () => void = () => undefined;
+  let go: () => void = () => undefined;
+  const second = new Promise<void>((resolve) => (go = resolve));
+  async function* source(): AsyncIterable<number> {
+    await Promise.resolve();
+    yield 1;
+    await second;
+    yield 2;
+  }
+  const got: number[] = [];
+  const options = { max: 3, weightOf: () => 1, gauge: quiet, holdUntil: () => hold };
+  const consumer = (async () => {
+    for await (const item of buffer(source(), options)) got.push(item);
+  })();
+  while (got.length === 0) await new Promise((resolve) => setImmediate(resolve));
+  hold = new Promise<void>((resolve) => (release = resolve));
+  go();
+  await new Promise((resolve) => setImmediate(resolve));
+  expect(got).toEqual([1]);
+  release();
+  hold = null;
+  await consumer;
+  expect(got).toEqual([1, 2]);
 });

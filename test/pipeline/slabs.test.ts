@@ -53,3 +53,26 @@ test('S3: closing a holder refuses what it waits for and leaves others waiting',
   holder.releaseAll();
   expect((await theirs).view.length).toBe(4096);
 });
+
+test('a holder tells each time that it runs short, and when it is closed', async () => {
+  const pool = arena(2);
+  const holder = pool.holder();
+  const [one] = await Promise.all([holder.acquire(), holder.acquire()]);
+  const short = holder.runsShort();
+  const more = holder.acquire();
+  await short;
+  holder.release(one);
+  await more;
+  let again = false;
+  const second = holder.runsShort().then(() => (again = true));
+  await new Promise((resolve) => setImmediate(resolve));
+  expect(again).toBe(false);
+  const refused = holder.acquire();
+  refused.catch(() => undefined);
+  await second;
+  const third = holder.runsShort();
+  holder.close(new Error('over'));
+  await third;
+  await holder.runsShort();
+  await expect(refused).rejects.toThrow('over');
+});

@@ -1,0 +1,53 @@
+/** Whether a capture copies ahead of its pause, and with what (`pipeline.precopy`). */
+import type { PageSets } from '../lineage/page-sets.ts';
+import type { SelectedSet } from '../stages/items.ts';
+import { Precopied, precopyRounds } from '../stages/precopy.ts';
+import { pagesExact } from '../units.ts';
+import type { Composition } from './compose.ts';
+import { orThrow } from './failure.ts';
+
+export interface CopyAhead {
+  readonly precopied: Precopied;
+  /** The sets of the rounds. */
+  readonly sets: AsyncIterable<SelectedSet>;
+}
+
+/**
+ * Null where nothing is copied ahead: it is off, the source can't be asked while the VM runs, its
+ * owner has paused the VM, or the dirty set is lost.
+ *
+ * @param appended resolves when everything that the rounds yielded is in the layer's file
+ */
+export function copyAhead(
+  c: Composition,
+  appended: (signal: AbortSignal) => Promise<void>,
+): CopyAhead | null {
+  const { prepared, vm } = c;
+  const { precopy, coalesce } = c.config.pipeline;
+  const { round, epochs } = vm.source;
+  const possible = round !== null && epochs !== null && !prepared.pausedByOwner;
+  if (precopy.rounds === 0 || !possible || prepared.intent.widen !== null) return null;
+  const pages = pagesExact(prepared.layout.imageBytes);
+  const precopied = new Precopied(prepared.parentPages, pages);
+  const { rounds, bytesMax } = precopy;
+  const sets = precopyRounds(
+    { rounds, bytesMax, smallBytes: coalesce.batchBytes },
+    {
+      pid: vm.identity.pid,
+      round: async (signal) => {
+        using place = await c.engine.enter('dirty-bitmap', signal);
+        void place;
+        c.fetching();
+        return orThrow(await round(signal));
+      },
+      record: (fresh: PageSets) => c.recordRound(fresh),
+      recorded: async (signal) => {
+        orThrow(await epochs.commit(signal));
+      },
+      appended,
+    },
+    precopied,
+    c.signal,
+  );
+  return { precopied, sets };
+}
