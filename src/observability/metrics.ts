@@ -266,6 +266,8 @@ function catalogGauges(meter: Meter, parts: ReadonlySet<Observed>): void {
 export function createMetrics(provider: MeterProvider): Metrics {
   const meter = provider.getMeter('varve');
   const made = instruments(meter);
+  // An alert on an increase misses the first one of a series that was not there before.
+  for (const seen of ['both', 'primary', 'shadow']) made.shadowPages.add(0, { seen_by: seen });
   const parts = new Set<Observed>();
   gauges(meter, parts);
   catalogGauges(meter, parts);
