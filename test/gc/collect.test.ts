@@ -3,19 +3,7 @@ import { expect, test } from 'vitest';
 import { systemClock } from '../../src/clock.ts';
 import { holdId } from '../../src/units.ts';
 import { NODE, errorKind, headOf, onEachDialect, value } from '../catalog/catalogs.ts';
-import { World, signal } from './world.ts';
-
-const EMPTY = {
-  artifact: 0,
-  candidate_content: 0,
-  candidate_layer: 0,
-  content: 0,
-  content_artifact: 0,
-  content_head: 0,
-  layer: 0,
-  reclaim: 0,
-  upload: 0,
-};
+import { World, signal, nothingLeft } from './world.ts';
 
 onEachDialect('collecting', (dialect) => {
   test('ancestors stay while a descendant needs them, and go when none does', async () => {
@@ -33,7 +21,7 @@ onEachDialect('collecting', (dialect) => {
     for (const { snapshotId } of [s2, s3]) value(await catalog.retire(snapshotId));
     const second = await world.collect();
     expect(second).toMatchObject({ contentsDeleted: 2, layersCondemned: 4, objectsReclaimed: 8 });
-    expect(await world.rows()).toMatchObject(EMPTY);
+    expect(await world.rows()).toMatchObject(nothingLeft);
     expect(await world.objects()).toEqual([]);
   });
 
@@ -81,7 +69,7 @@ onEachDialect('collecting', (dialect) => {
     await world.readable(two.contentId);
     value(await catalog.deleteVolume('vol'));
     expect((await world.collect()).contentsDeleted).toBe(1);
-    expect(await world.rows()).toMatchObject(EMPTY);
+    expect(await world.rows()).toMatchObject(nothingLeft);
   });
 
   test('an object shared by two contents goes with the last of them', async () => {
@@ -133,7 +121,7 @@ onEachDialect('collecting', (dialect) => {
     value(await world.store.delete(made.manifest.key, () => Promise.resolve(true)));
     value(await world.catalog.retire(made.snapshotId));
     expect(await world.collect()).toMatchObject({ objectsReclaimed: 3 });
-    expect(await world.rows()).toMatchObject(EMPTY);
+    expect(await world.rows()).toMatchObject(nothingLeft);
   });
 
   test('records are trimmed after the retention time, and names stay spent', async () => {
@@ -177,7 +165,7 @@ onEachDialect('collecting', (dialect) => {
     expect(errorKind(await cancelled.run({}, stop.signal))).toBe('cancelled');
     expect((await world.rows())['layer']).toBe(12);
     await world.collect();
-    expect(await world.rows()).toMatchObject(EMPTY);
+    expect(await world.rows()).toMatchObject(nothingLeft);
     expect(await world.objects()).toEqual([]);
   });
 });

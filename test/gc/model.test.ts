@@ -16,7 +16,8 @@ import { Collector, gcDefaults } from '../../src/gc/collector.ts';
 import { holdId } from '../../src/units.ts';
 import type { ContentId, HoldId, LayerUuid, SnapshotId } from '../../src/units.ts';
 import { NODE, headOf, onEachDialect, upload, value } from '../catalog/catalogs.ts';
-import { World, signal } from './world.ts';
+import { World, signal, nothingLeft } from './world.ts';
+import { randomOf } from '../../bench/catalog-load.ts';
 
 const seedGiven = process.env['SEED'];
 const secondsGiven = process.env['MODEL_SECONDS'];
@@ -24,17 +25,6 @@ const runsMin = Number(process.env['MODEL_RUNS'] ?? 1);
 const seconds = Number(secondsGiven ?? (seedGiven === undefined ? 8 : 0));
 /** Enough for MODEL_RUNS on a busy machine. */
 const timeoutMs = (seconds + 120) * 1000 + runsMin * 5000;
-
-/** mulberry32: small, and the same everywhere. */
-function randomOf(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
 
 class Model {
   readonly visible = new Map<SnapshotId, ContentId>();
@@ -288,18 +278,7 @@ class Run {
     for (const id of this.model.volumes.keys()) value(await catalog.deleteVolume(id));
     value(await catalog.abandonUploads(NODE, []));
     await this.#world.collect();
-    expect(await this.#world.rows()).toMatchObject({
-      artifact: 0,
-      candidate_content: 0,
-      candidate_layer: 0,
-      content: 0,
-      content_artifact: 0,
-      content_head: 0,
-      layer: 0,
-      reclaim: 0,
-      upload: 0,
-      volume: 0,
-    });
+    expect(await this.#world.rows()).toMatchObject({ ...nothingLeft, volume: 0 });
     expect(await this.#world.objects()).toEqual([]);
   }
 }

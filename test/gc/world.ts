@@ -232,3 +232,16 @@ export class World implements AsyncDisposable {
 
 export const layersOf = (request: PublishRequest): LayerUuid[] =>
   request.layers.map(({ uuid }) => uuid);
+
+/** Rows of each table that a catalog has once nothing is protected and everything is collected. */
+export const nothingLeft = {
+  artifact: 0,
+  candidate_content: 0,
+  candidate_layer: 0,
+  content: 0,
+  content_artifact: 0,
+  content_head: 0,
+  layer: 0,
+  reclaim: 0,
+  upload: 0,
+};
