@@ -6,7 +6,7 @@ import { confinePath } from '../config/roots.ts';
 import type { Config } from '../config/schema.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import { vmId, type VmId } from '../units.ts';
-import { VmmClient } from '../vmm/client.ts';
+import { defaultTimeouts, VmmClient, type VmmTimeouts } from '../vmm/client.ts';
 import { identify } from '../vmm/identity.ts';
 import { openDirtySource } from '../vmm/open-source.ts';
 import { enableTracking, probeVmm, type VmmFacts } from '../vmm/probe.ts';
@@ -34,7 +34,7 @@ export async function bindVm(
   if (!socket.ok) return socket;
   const identity = identify(socket.value);
   if (!identity.ok) return identity;
-  const client = new VmmClient({ socketPath: socket.value, timeoutsMs: timeouts(config) });
+  const client = new VmmClient({ socketPath: socket.value, timeoutsMs: vmmTimeouts(config) });
   client.bind(identity.value);
   const handle = await bindIdentified(config, request, client, identity.value, signal);
   if (!handle.ok) identity.value[Symbol.dispose]();
@@ -77,7 +77,13 @@ function idOf(request: BindRequest, facts: VmmFacts): Result<VmId, FailureDetail
   return err({ kind: 'vm-id-invalid', message: `${shown} can't name a VM: ${vmIdPattern.source}` });
 }
 
-function timeouts(config: Config): { changeMs: number; snapshotMs: number } {
-  const { vmm } = config;
-  return { changeMs: vmm.requestTimeout, snapshotMs: vmm.snapshotTimeout };
+/** What `[vmm]` says, for every client of a VMM. */
+export function vmmTimeouts(config: Pick<Config, 'vmm'>): VmmTimeouts {
+  const { requestTimeout, snapshotTimeout } = config.vmm;
+  return {
+    queryMs: requestTimeout,
+    changeMs: requestTimeout,
+    bulkMs: Math.max(requestTimeout, defaultTimeouts.bulkMs),
+    snapshotMs: snapshotTimeout,
+  };
 }

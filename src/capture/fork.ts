@@ -12,7 +12,7 @@ import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import type { CaptureId } from '../units.ts';
 import { VmmClient } from '../vmm/client.ts';
 import type { TrackingMode } from '../vmm/source.ts';
-import { bindVm } from './attach.ts';
+import { bindVm, vmmTimeouts } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
 import { preparedRoot } from './staging.ts';
 import type { ForkRequest, ForkView, Outcome, VmView } from './types.ts';
@@ -89,7 +89,7 @@ async function loadAndAttach(
   }
   const client = new VmmClient({
     socketPath: socket.value,
-    timeoutsMs: { snapshotMs: config.vmm.snapshotTimeout },
+    timeoutsMs: vmmTimeouts(config),
   });
   const loaded = await client.loadSnapshot(
     {

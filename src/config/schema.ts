@@ -157,7 +157,10 @@ const vmm = z
   .strictObject({
     request_timeout: duration({ min: '100ms', max: '10m' })
       .prefault('5s')
-      .describe('How long a VMM may take to answer; not for snapshot creation and load.'),
+      .describe(
+        'How long a VMM may take to answer; at least 30 s for dirty sets. Not for snapshot ' +
+          'creation and load.',
+      ),
     snapshot_timeout: duration({ min: '100ms', max: '1h' })
       .prefault('60s')
       .describe('How long a VMM may take to create or load a snapshot.'),

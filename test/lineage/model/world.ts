@@ -164,8 +164,8 @@ export class World implements AsyncDisposable {
     const added = { ...vm, guestPage: await guestPages(mini), log: this.log };
     this.vms.push(added);
     this.log(`${id}: fresh, mode ${mode}, tracking ${String(track)}`);
-    // A VM of this dialect that has written nothing does not say where its memory is.
-    if (this.dialect === 'aenv') await writeFirstPage(added);
+    // Where the memory of a VM is that has written nothing is told by this dialect only.
+    if (this.dialect !== 'e2b') await writeFirstPage(added);
     await this.attach(added);
     return added;
   }
