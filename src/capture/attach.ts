@@ -4,6 +4,7 @@
  */
 import { confinePath } from '../config/roots.ts';
 import type { Config } from '../config/schema.ts';
+import type { MemoryLayout } from '../memory.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
 import { vmId, type VmId } from '../units.ts';
 import { defaultTimeouts, VmmClient, type VmmTimeouts } from '../vmm/client.ts';
@@ -20,6 +21,10 @@ export interface BindRequest {
   /** Default: the VMM's own instance id. */
   readonly vmId?: string | undefined;
   readonly trackingMode: TrackingMode;
+  /** A process that was attached before, and where its memory was found to be. */
+  readonly recalled?:
+    | { readonly pid: number; readonly startTimeTicks: bigint; readonly layout: MemoryLayout }
+    | undefined;
 }
 
 /** Ids are names, never paths. Source: DESIGN §9, the alias rule. */
@@ -63,11 +68,18 @@ async function bindIdentified(
   const id = idOf(request, facts);
   if (!id.ok) return id;
   const readSwaps = (): ReturnType<typeof readSwapAreas> => readSwapAreas();
-  const source = await openDirtySource({ client, facts, identity, mode, readSwaps });
+  const recalled = recalledBy(request, identity);
+  const source = await openDirtySource({ client, facts, identity, mode, readSwaps, recalled });
   if (!source.ok) return source;
   const shadowed = config.memorySnapshot.trackingShadow === 'pagemap';
   const chosen = shadowed ? new ShadowedSource(source.value, identity) : source.value;
   return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: chosen }));
+}
+
+/** Addresses mean something within one process only. */
+function recalledBy({ recalled }: BindRequest, identity: Identity): MemoryLayout | undefined {
+  if (recalled?.pid !== identity.pid) return undefined;
+  return recalled.startTimeTicks === identity.startTimeTicks ? recalled.layout : undefined;
 }
 
 function idOf(request: BindRequest, facts: VmmFacts): Result<VmId, FailureDetail> {

@@ -83,8 +83,11 @@ export async function rebind(
   const signal = AbortSignal.any([deps.signal, AbortSignal.timeout(rebindTimeoutMs)]);
   const { socketPath, vmId } = record;
   const trackingMode = record.trackingMode as TrackingMode;
-  const bound = await bindVm(deps.config, { socketPath, vmId, trackingMode }, signal).catch(
-    (error: unknown) => err(failureOf(error)),
+  const { layout } = factsOf(record);
+  const recalled = layout === null ? undefined : { ...record, layout };
+  const request = { socketPath, vmId, trackingMode, recalled };
+  const bound = await bindVm(deps.config, request, signal).catch((error: unknown) =>
+    err(failureOf(error)),
   );
   if (!bound.ok) {
     deps.observer.warn('an attached VM was not found again', { vm: vmId, failure: bound.error });

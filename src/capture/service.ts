@@ -48,7 +48,7 @@ import type {
   ServiceError,
   VmView,
 } from './types.ts';
-import { factsOf } from './vm-facts.ts';
+import { factsOf, layoutJson } from './vm-facts.ts';
 import type { VmHandle } from './vm-handle.ts';
 import { VmTable } from './vm-table.ts';
 
@@ -283,9 +283,23 @@ export class CaptureService implements Captures {
     if (this.#byVm.get(vmId) === run) this.#byVm.delete(vmId);
     if (nodeDb.getVm(vmId)?.pausedBy === run.captureId) this.#tend(vmId);
     this.#runs.delete(run.captureId);
+    this.#keepLayout(run.vm);
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
     await this.#deleteUnneeded();
+  }
+
+  /** The next life of the daemon need not find the memory of a process again, which may be harder. */
+  #keepLayout({ vmId, identity, source }: VmHandle): void {
+    const { nodeDb, observer } = this.#deps;
+    const record = nodeDb.getVm(vmId);
+    if (source.known === null || record?.pid !== identity.pid) return;
+    if (record.startTimeTicks !== identity.startTimeTicks) return;
+    const json = layoutJson(source.known);
+    const before = factsOf(record).layout;
+    if (before !== null && layoutJson(before) === json) return;
+    const kept = nodeDb.setVmFact(vmId, 'layout', json);
+    if (!kept.ok) observer.warn('where a VM has its memory was not kept', { error: kept.error });
   }
 
   /** After whatever ended a need: a lease that was the last on a chain that was compacted, a VM. */

@@ -1,4 +1,7 @@
+import { z } from 'zod';
 import type { VmRecord } from '../lineage/vms.queries.ts';
+import type { MemoryLayout } from '../memory.ts';
+import { bytes, guestAddress, hostAddress } from '../units.ts';
 
 /** What the record of a VM keeps for this room. */
 export interface VmRecordFacts {
@@ -6,9 +9,46 @@ export interface VmRecordFacts {
   readonly hold: string | null;
   /** Folder of the memory file that a fork started it from. */
   readonly prepared: string | null;
+  /** Where the process has its guest's memory; null until a capture found out. */
+  readonly layout: MemoryLayout | null;
 }
 
 export function factsOf(vm: VmRecord): VmRecordFacts {
-  const facts = JSON.parse(vm.factsJson) as Partial<VmRecordFacts>;
-  return { hold: facts.hold ?? null, prepared: facts.prepared ?? null };
+  const facts = JSON.parse(vm.factsJson) as {
+    readonly hold?: string;
+    readonly prepared?: string;
+    readonly layout?: unknown;
+  };
+  return {
+    hold: facts.hold ?? null,
+    prepared: facts.prepared ?? null,
+    layout: facts.layout == null ? null : keptLayout.parse(facts.layout),
+  };
+}
+
+const address = z.string().transform((text) => BigInt(text));
+
+/** node.db is ours alone: anything else in it is damage, and throws. */
+const keptLayout = z.strictObject({
+  imageBytes: z.int().transform(bytes),
+  regions: z.array(
+    z.strictObject({
+      guestAddress: address.transform(guestAddress).nullable(),
+      hostAddress: address.transform(hostAddress),
+      imageOffset: z.int().transform(bytes),
+      length: z.int().transform(bytes),
+    }),
+  ),
+});
+
+/** As `factsOf` reads it back; addresses are decimal, since they pass 2^53. */
+export function layoutJson({ imageBytes, regions }: MemoryLayout): string {
+  return JSON.stringify({
+    imageBytes,
+    regions: regions.map((region) => ({
+      ...region,
+      guestAddress: region.guestAddress?.toString() ?? null,
+      hostAddress: region.hostAddress.toString(),
+    })),
+  });
 }

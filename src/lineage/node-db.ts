@@ -147,6 +147,11 @@ export class NodeDb {
     return this.#change((db, nowMs) => epochs.markPaused(db, vmId, captureId, nowMs));
   }
 
+  /** Sets one member of what `attachVm` was given as `factsJson`. */
+  setVmFact(vmId: VmId, name: string, json: string): Outcome<void> {
+    return this.#change((db) => vms.setFact(db, vmId, name, json));
+  }
+
   clearPaused(vmId: VmId, captureId: CaptureId): Outcome<void> {
     return this.#change((db) => epochs.clearPaused(db, vmId, captureId));
   }

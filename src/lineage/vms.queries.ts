@@ -180,6 +180,13 @@ export function detach(db: Database, vmId: VmId, nowMs: number): void {
   );
 }
 
+/** Sets one member of the VM's facts. A VM that was detached meanwhile is left alone. */
+export function setFact(db: Database, vmId: VmId, name: string, json: string): void {
+  const sql = `UPDATE vm SET facts_json = json_set(facts_json, ?, json(?))
+    WHERE vm_id = ? AND detached_at_ms IS NULL`;
+  run(db, sql, `$.${name}`, json, vmId);
+}
+
 export function setPaused(
   db: Database,
   vmId: VmId,

@@ -49,7 +49,7 @@ export class FileSource implements DirtySource {
     this.kind = kind;
     this.#client = deps.client;
     this.#identity = deps.identity;
-    this.#view = new GuestView(deps.identity);
+    this.#view = new GuestView(deps.identity, deps.recalled);
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#removesPages = deps.facts.capabilities.removesPages;
     this.#readSwaps = deps.readSwaps;
@@ -63,6 +63,10 @@ export class FileSource implements DirtySource {
   /** The VMM's own mincore does not see swapped pages; the page tables do. */
   get seesSwapped(): boolean {
     return this.kind !== 'mincore' || this.#tracked;
+  }
+
+  get known(): MemoryLayout | null {
+    return this.#view.known;
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {

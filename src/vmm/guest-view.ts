@@ -30,8 +30,10 @@ export class GuestView {
   /** Fault handlers register once, when a snapshot is loaded; reading this list is slow. */
   #faulted: readonly AddressRange[] | null = null;
 
-  constructor(identity: ProcessIdentity) {
+  /** @param recalled where an earlier life of the daemon had found this process's memory */
+  constructor(identity: ProcessIdentity, recalled: MemoryLayout | null) {
     this.#identity = identity;
+    this.#layout = recalled;
   }
 
   get pid(): number {

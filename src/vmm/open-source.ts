@@ -1,5 +1,7 @@
 /** Chooses the dirty-set source of a VM, or says why its mode is not possible. */
 import { err, ok, type Result } from '../result.ts';
+import type { MemoryLayout } from '../memory.ts';
+import { readVmas, writableRuns } from './address-map.ts';
 import type { VmmClient } from './client.ts';
 import { VmmEpochs } from './epochs.ts';
 import { vmmError, type VmmError } from './errors.ts';
@@ -18,6 +20,8 @@ export interface OpenSourceOptions {
   readonly mode: TrackingMode;
   /** The host's swap areas: `readSwapAreas`. Asked now, and again before each capture. */
   readonly readSwaps: () => Promise<readonly SwapArea[]>;
+  /** Where this very process's memory was found to be before. */
+  readonly recalled?: MemoryLayout | undefined;
 }
 
 /**
@@ -41,11 +45,27 @@ export async function openDirtySource(
     return err(vmmError('tracking-unsupported', message, { socketPath }));
   }
   const epochs = facts.capabilities.dirtyEpochs ? new VmmEpochs(client) : null;
-  const deps = { client, facts, identity, epochs, readSwaps };
+  const recalled = await stillMapped(identity.pid, options.recalled);
+  const deps = { client, facts, identity, epochs, readSwaps, recalled };
   const source: DirtySource =
     facts.dialect === 'firecracker' ? new FileSource(deps, mode) : new ProcessSource(deps, mode);
   const swap = await requireNoSwap(source, readSwaps);
   return swap.ok ? ok(source) : swap;
+}
+
+/** A layout that the address map no longer bears out is looked for anew. */
+async function stillMapped(
+  pid: number,
+  layout: MemoryLayout | undefined,
+): Promise<MemoryLayout | null> {
+  if (layout === undefined) return null;
+  const vmas = await readVmas(pid);
+  if (!vmas.ok) return null;
+  const runs = writableRuns(vmas.value);
+  const isMapped = layout.regions.every(({ hostAddress, length }) =>
+    runs.some((run) => run.start <= hostAddress && hostAddress + BigInt(length) <= run.end),
+  );
+  return isMapped ? layout : null;
 }
 
 function hugePages(facts: VmmFacts): boolean {

@@ -36,6 +36,8 @@ export interface SourceDeps {
   readonly identity: ProcessIdentity;
   readonly epochs: VmmEpochs | null;
   readonly readSwaps: () => Promise<readonly SwapArea[]>;
+  /** Where this process's memory was found to be before, and is still mapped. */
+  readonly recalled: MemoryLayout | null;
 }
 
 type PlacedSelection = Selection & { readonly layout: MemoryLayout };
@@ -86,7 +88,11 @@ export class ProcessSource implements DirtySource {
     this.#facts = deps.facts;
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#identity = deps.identity;
-    this.#view = new GuestView(deps.identity);
+    this.#view = new GuestView(deps.identity, deps.recalled);
+  }
+
+  get known(): MemoryLayout | null {
+    return this.#view.known;
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {

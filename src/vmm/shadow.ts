@@ -47,7 +47,7 @@ export class ShadowedSource implements DirtySource {
 
   constructor(primary: DirtySource, identity: ProcessIdentity) {
     this.#primary = primary;
-    this.#view = new GuestView(identity);
+    this.#view = new GuestView(identity, null);
   }
 
   get kind(): TrackingMode {
@@ -67,6 +67,9 @@ export class ShadowedSource implements DirtySource {
   }
   get epochs(): VmmEpochs | null {
     return this.#primary.epochs;
+  }
+  get known(): MemoryLayout | null {
+    return this.#primary.known;
   }
 
   layout(signal: AbortSignal): Promise<Result<MemoryLayout, VmmError>> {

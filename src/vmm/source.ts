@@ -102,6 +102,8 @@ export interface DirtySource {
    * where only a paused VM can be asked, or asking tells every page since launch.
    */
   readonly round: ((signal: AbortSignal) => Promise<Result<RoundSet | null, VmmError>>) | null;
+  /** Where the memory was found to be; null until then. Holds for as long as the process lives. */
+  readonly known: MemoryLayout | null;
   /**
    * Where the guest's memory is. Ask before the pause: it finds out what a `fetch` would otherwise
    * have to while the VM is frozen, and refuses a layout, tracking or swap that changed.
