@@ -1,6 +1,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -47,39 +49,48 @@ std::vector<std::byte> Slab() {
   return slab;
 }
 
-// Appends kRows. The first fault, if there is one; then there is nothing to seal.
-LayerFault Append(LayerSink& sink, Codec codec, ConstLayerBytes slab) {
-  std::vector<std::byte> blocks(BlockEncoder::Bound(Codec::kLz4, 4096, 65536));
+// Appends one batch. The first fault, if there is one; then there is nothing to seal.
+LayerFault Append(LayerSink& sink, Codec codec, std::span<const LayerRow> rows,
+                  ConstLayerBytes slab) {
+  std::vector<std::byte> blocks(BlockEncoder::Bound(Codec::kLz4, 4096, 1 << 18));
   std::vector<std::uint32_t> lengths;
   StagedBatch batch;
   if (codec == Codec::kNone) {
-    sink.StageRaw(kRows, slab, batch);
+    sink.StageRaw(rows, slab, batch);
   } else {
     BlockEncoder encoder(codec, 4096, true);
-    const std::uint64_t used = encoder.EncodeRows(kRows, slab, blocks, lengths);
-    sink.StageBlocks(kRows, std::span(blocks).first(used), lengths, batch);
+    const std::uint64_t used = encoder.EncodeRows(rows, slab, blocks, lengths);
+    sink.StageBlocks(rows, std::span(blocks).first(used), lengths, batch);
   }
   sink.Hash(batch);
   return sink.Write(batch);
 }
 
-LayerFault WriteLayer(const Folder& folder, const char* name, Codec codec,
-                      const Syscalls& sys = RealSyscalls(), SinkTotals* totals = nullptr) {
+SinkOptions OptionsFor(const Folder& folder, const char* name, Codec codec) {
   SinkOptions options;
   options.path = folder.Path(name);
   options.temp_path = options.path + ".partial";
   options.codec = codec;
   options.header.virtual_bytes = 1 << 20;
   options.header.uuid[3] = 5;
-  LayerSink sink(options, sys);
-  const std::vector<std::byte> slab = Slab();
-  if (auto f = sink.Open(); !f.ok()) return f;
-  if (auto f = Append(sink, codec, slab); !f.ok()) return f;
+  return options;
+}
+
+LayerFault Seal(LayerSink& sink, SinkTotals* totals) {
   if (auto f = sink.Finish(); !f.ok()) return f;
   if (auto f = sink.HashFile(); !f.ok()) return f;
   if (auto f = sink.Sync(); !f.ok()) return f;
   if (totals != nullptr) *totals = sink.totals();
   return sink.Publish();
+}
+
+LayerFault WriteLayer(const Folder& folder, const char* name, Codec codec,
+                      const Syscalls& sys = RealSyscalls(), SinkTotals* totals = nullptr) {
+  LayerSink sink(OptionsFor(folder, name, codec), sys);
+  const std::vector<std::byte> slab = Slab();
+  if (auto f = sink.Open(); !f.ok()) return f;
+  if (auto f = Append(sink, codec, kRows, slab); !f.ok()) return f;
+  return Seal(sink, totals);
 }
 
 std::vector<std::byte> FileBytes(const std::string& path) {
@@ -184,6 +195,160 @@ void WritesOfNothing() {
   CHECK(folder.Names().empty());
 }
 
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPages = 64;
+// What a page of a layer is: nothing, zeroed, or filled with this byte.
+constexpr int kHole = -1;
+constexpr int kZero = 0;
+using Image = std::array<int, kPages>;
+
+// What one round names, as rows and a slab; the rows of neighbours that are alike are one row.
+struct Round {
+  std::vector<LayerRow> rows;
+  std::vector<std::byte> slab;
+};
+
+Round RoundOf(const Image& pages) {
+  Round round;
+  for (std::uint64_t page = 0; page < kPages; ++page) {
+    if (pages[page] == kHole) continue;
+    const bool zeroed = pages[page] == kZero;
+    const std::uint64_t at = zeroed ? kZeroedRow : round.slab.size();
+    const bool joins = page > 0 && pages[page - 1] != kHole &&
+                       (pages[page - 1] == kZero) == zeroed;
+    if (joins) {
+      round.rows.back().length += kPage;
+    } else {
+      round.rows.push_back({page * kPage, kPage, at});
+    }
+    if (!zeroed) round.slab.insert(round.slab.end(), kPage, std::byte(pages[page]));
+  }
+  return round;
+}
+
+LayerFault WriteRounds(const Folder& folder, Codec codec, std::span<const Image> rounds,
+                       SinkTotals& totals) {
+  LayerSink sink(OptionsFor(folder, "layer", codec));
+  if (auto f = sink.Open(); !f.ok()) return f;
+  for (std::size_t i = 0; i < rounds.size(); ++i) {
+    if (i > 0) {
+      if (auto f = sink.Supersede(); !f.ok()) return f;
+    }
+    const Round round = RoundOf(rounds[i]);
+    if (auto f = Append(sink, codec, round.rows, round.slab); !f.ok()) return f;
+  }
+  return Seal(sink, &totals);
+}
+
+// The pages as the layer's index and content have them; fails where two segments overlap.
+Image ReadImage(ConstLayerBytes bytes) {
+  MemorySource file(bytes);
+  ParsedLayer layer;
+  CHECK(ParseLayer(file, layer).ok());
+  const ZFileTable table = layer.compressed ? layer.zfile.Table() : ZFileTable{};
+  BlockDecoder decoder;
+  ZFileSource blocks(file, table, decoder);
+  Image image;
+  image.fill(kHole);
+  std::array<std::byte, kPage> page;
+  for (const IndexEntry& entry : layer.lsmt.entries) {
+    for (std::uint64_t done = 0; done < entry.length() * kSectorBytes; done += kPage) {
+      int& value = image[(entry.offset() * kSectorBytes + done) / kPage];
+      CHECK_EQ(value, kHole);
+      value = kZero;
+      if (entry.zeroed()) continue;
+      const std::uint64_t at = entry.moffset() * kSectorBytes + done;
+      CHECK((layer.compressed ? blocks.Read(at, page) : file.Read(at, page)).ok());
+      value = static_cast<int>(page[0]);
+      for (const std::byte byte : page) CHECK_EQ(static_cast<int>(byte), value);
+    }
+  }
+  return image;
+}
+
+// Writes the rounds, reads the layer back, and compares it with the newest of each page.
+SinkTotals CheckRounds(Codec codec, std::span<const Image> rounds) {
+  const Folder folder;
+  SinkTotals totals;
+  CHECK(WriteRounds(folder, codec, rounds, totals).ok());
+  Image newest;
+  newest.fill(kHole);
+  std::uint64_t staged = 0;
+  for (const Image& round : rounds) {
+    for (std::uint64_t page = 0; page < kPages; ++page) {
+      if (round[page] != kHole) newest[page] = round[page];
+      if (round[page] > kZero) staged += kPage;
+    }
+  }
+  const std::vector<std::byte> bytes = FileBytes(folder.Path("layer"));
+  CHECK(ReadImage(bytes) == newest);
+  // Blocks that nothing names any more are whole too.
+  if (codec != Codec::kNone) CHECK(Sound(bytes));
+  const auto data = std::ranges::count_if(newest, [](int value) { return value > kZero; });
+  CHECK_EQ(totals.data_bytes, static_cast<std::uint64_t>(data) * kPage);
+  CHECK_EQ(totals.zeroed_bytes,
+           static_cast<std::uint64_t>(std::ranges::count(newest, kZero)) * kPage);
+  CHECK_EQ(totals.superseded_bytes, staged - totals.data_bytes);
+  CHECK_EQ(totals.file_bytes, bytes.size());
+  return totals;
+}
+
+void NewerRoundsWin() {
+  for (const Codec codec : {Codec::kNone, Codec::kLz4, Codec::kZstd}) {
+    std::array<Image, 3> rounds;
+    for (Image& round : rounds) round.fill(kHole);
+    for (const int page : {0, 1, 2, 3, 5}) rounds[0][page] = 11;
+    rounds[0][8] = rounds[0][9] = kZero;
+    rounds[1][1] = rounds[1][8] = 22;
+    rounds[1][2] = rounds[1][10] = kZero;
+    rounds[2][1] = 33;
+    const SinkTotals totals = CheckRounds(codec, rounds);
+    CHECK_EQ(totals.superseded_bytes, 3 * kPage);
+    // 0 | 1 | zeroed 2 | 3 | 5 | 8 | zeroed 9 and 10: neighbours of two rounds are one segment.
+    CHECK_EQ(totals.segments, 7u);
+  }
+}
+
+void RandomRounds() {
+  Random random(Seed() + 40);
+  for (const Codec codec : {Codec::kNone, Codec::kLz4, Codec::kZstd}) {
+    for (int layer = 0; layer < 30; ++layer) {
+      std::vector<Image> rounds(1 + random.Below(5));
+      for (Image& round : rounds) {
+        round.fill(kHole);
+        for (std::uint64_t run = random.Below(8); run > 0; --run) {
+          const std::uint64_t first = random.Below(kPages);
+          const std::uint64_t end = std::min(kPages, first + 1 + random.Below(12));
+          const bool zeroed = random.Below(3) == 0;
+          for (std::uint64_t page = first; page < end; ++page) {
+            round[page] = zeroed ? kZero : static_cast<int>(1 + random.Below(255));
+          }
+        }
+      }
+      CheckRounds(codec, rounds);
+    }
+  }
+}
+
+// Only a newer round may name a page again.
+void OverlapWithinARound() {
+  const std::vector<std::byte> slab = Slab();
+  for (const bool last : {false, true}) {
+    const Folder folder;
+    LayerSink sink(OptionsFor(folder, "layer", Codec::kNone));
+    CHECK(sink.Open().ok());
+    CHECK(Append(sink, Codec::kNone, kRows, slab).ok());
+    CHECK(sink.Supersede().ok());
+    CHECK(Append(sink, Codec::kNone, kRows, slab).ok());
+    CHECK(Append(sink, Codec::kNone, std::span(kRows).first(1), slab).ok());
+    const LayerFault f = last ? sink.Finish() : sink.Supersede();
+    CHECK(!f.ok());
+    CHECK(std::strcmp(f.kind, fault::kOverlap) == 0);
+    sink.Abandon();
+    CHECK(folder.Names().empty());
+  }
+}
+
 void UuidText() {
   UuidBytes uuid;
   CHECK(ParseUuid("0A0b0C0d-1111-4222-8333-000001000000", uuid));
@@ -202,6 +367,9 @@ constexpr Fact kFacts[] = {
     {"layer: short writes go on where they ended", ShortWrites},
     {"layer: a failing write leaves no file, whichever it is", FailingWrites},
     {"layer: a write of nothing is an error", WritesOfNothing},
+    {"layer: rounds: the newest copy of a page wins, older ones are counted", NewerRoundsWin},
+    {"layer: rounds: random ones read back as the newest of each page", RandomRounds},
+    {"layer: rounds: a page named twice in one is refused", OverlapWithinARound},
     {"layer: uuids are written in either case and read in both", UuidText},
 };
 
