@@ -14,7 +14,7 @@ import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, fileExtentsInTurns } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
 import { MIB, pagesExact } from '../units.ts';
-import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
+import { emptyBitmap, fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
 import { readFaultedRanges } from './address-map.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
@@ -23,10 +23,12 @@ import { GuestView, ownPages, residentPages, withZeroContent } from './guest-vie
 import { identityError, type ProcessIdentity } from './identity.ts';
 import { requirePaused, type SourceDeps } from './process-source.ts';
 import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
+import { scanPages } from './residency.ts';
 import { sameBytes } from './sample.ts';
 import { completeSelection, startedFromImage, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
 import { requireNoSwap, trackingNow } from './still-safe.ts';
+import { zeroInMemory } from './zero-content.ts';
 
 export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
@@ -95,11 +97,12 @@ export class FileSource implements DirtySource {
       const widen = request.widen === true && this.kind === 'dirty';
       const whole = widen || (found === 'no' && (await this.#wouldMiss(request.parent)));
       let extents = await this.#snapshot(whole ? 'Full' : 'Diff', files, layout, signal);
-      const mapped = await this.#prove(placed, memFilePath, extents);
-      if (!mapped && !whole && (await this.#wouldMiss(request.parent))) {
+      let mapped = await this.#prove(placed, memFilePath, extents);
+      if (!mapped && !whole && (await this.#needsAll(placed, request.parent))) {
         this.#blind = true;
         for (const path of [statePath, memFilePath]) await rm(path, { force: true });
         extents = await this.#snapshot('Full', files, layout, signal);
+        mapped = await this.#prove(placed, memFilePath, await this.#mostTelling(placed, signal));
       }
       if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
       const view = mapped ? await this.#look(layout, extents, request) : null;
@@ -109,6 +112,20 @@ export class FileSource implements DirtySource {
       const confirm = (): Promise<Result<void, VmmError>> => Promise.resolve(ok(undefined));
       return ok({ ...set, vmStatePath: statePath, confirm });
     });
+  }
+
+  /** The memory is not yet proved to be where it may be, and a diff is not enough. */
+  async #needsAll(placed: Placed, parent: FetchRequest['parent']): Promise<boolean> {
+    const provable = placed.found === 'maybe' && !this.#misled;
+    return (provable && this.#needsPageTables()) || (await this.#wouldMiss(parent));
+  }
+
+  /** Of a file that has all pages: those that are not zero, where the memory may be. */
+  async #mostTelling({ layout, found }: Placed, signal: AbortSignal): Promise<PageBitmap> {
+    if (found !== 'maybe') return emptyBitmap(pagesExact(layout.imageBytes));
+    const { pid } = this.#identity;
+    const resident = orFail(await scanPages(pid, layout, 'resident', signal));
+    return without(resident, orFail(await zeroInMemory(pid, layout, resident, signal)));
   }
 
   /** Without the page tables: whether pages may have changed that no diff names. */
