@@ -30,7 +30,7 @@ export function epochsSvg(points: readonly EpochPoint[], maxChain: number): stri
   const shown = points.filter((point, index) => index % step === 0 || point === last);
   const mib = (bytes: number): number => bytes / 1024 / 1024;
   const bytesMax = mib(last.capturedBytes) * 4;
-  const bytes = panel(tops[0], last.epoch, bytesMax, 'MiB', 'Guest bytes captured and rewritten');
+  const bytes = panel(tops[0], last.epoch, bytesMax, 'MiB', 'Guest bytes');
   const depth = panel(tops[1], last.epoch, maxChain, '', 'Layers in the chain');
   const of = (read: (point: EpochPoint) => number): [number, number][] =>
     shown.map((point) => [point.epoch, read(point)]);
@@ -111,11 +111,12 @@ function panel(top: number, xMax: number, yMax: number, unit: string, title: str
     frame,
     curve(colour, name, points, place, dashes = 'none') {
       const path = points.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`);
-      const row = top + 16 + place * 16;
+      // On the heading's line, where no curve runs.
+      const entry = left + 230 + place * 135;
       return (
         `<polyline points="${path.join(' ')}" fill="none" stroke="${colour}" ` +
         `stroke-width="1.5" stroke-dasharray="${dashes}"/>` +
-        `<text x="${left + 12}" y="${row}" fill="${colour}">${name}</text>`
+        `<text x="${entry}" y="${top - 12}" fill="${colour}">${name}</text>`
       );
     },
   };
