@@ -30,6 +30,7 @@ export type CaptureErrorKind =
   | 'manifest-invalid'
   | 'no-memory'
   | 'not-offered'
+  | 'precopy-unsupported'
   | 'snapshot-without-memory'
   | 'vm-id-invalid'
   | 'vm-not-started';
@@ -106,6 +107,7 @@ export const httpStatus = {
   'path-missing': 422,
   'path-outside-roots': 403,
   'permission-denied': 403,
+  'precopy-unsupported': 400,
   'request-invalid': 422,
   'route-missing': 404,
   'set-not-widened': 500,

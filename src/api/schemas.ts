@@ -4,6 +4,7 @@
  */
 import { z } from '@hono/zod-openapi';
 import { stageNames } from '../capture/types.ts';
+import { precopyRoundsMax } from '../config/pipeline.schema.ts';
 
 /** Names that people choose: VMs, volumes, nodes. */
 export const nameSchema = z
@@ -54,6 +55,7 @@ export const captureRequestSchema = z
     dedup: dedup.optional(),
     alias: referenceSchema.optional(),
     pauseDeadlineMs: z.int().min(10).max(3_600_000).optional(),
+    precopyRounds: z.int().min(0).max(precopyRoundsMax).optional(),
   })
   .openapi('CaptureRequest');
 

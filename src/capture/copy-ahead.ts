@@ -3,13 +3,28 @@ import type { PageSets } from '../lineage/page-sets.ts';
 import type { SelectedSet } from '../stages/items.ts';
 import { Precopied, precopyRounds } from '../stages/precopy.ts';
 import { pagesExact } from '../units.ts';
+import type { DirtySource } from '../vmm/source.ts';
 import type { Composition } from './compose.ts';
 import { orThrow } from './failure.ts';
+import type { CaptureRequest, ServiceError } from './types.ts';
 
 export interface CopyAhead {
   readonly precopied: Precopied;
   /** The sets of the rounds. */
   readonly sets: AsyncIterable<SelectedSet>;
+}
+
+/** Why a capture cannot do the rounds that its request asks for; null where it can. */
+export function precopyProblem(
+  { precopyRounds = 0 }: CaptureRequest,
+  source: Pick<DirtySource, 'round' | 'kind' | 'dialect'>,
+): ServiceError | null {
+  if (precopyRounds === 0 || source.round !== null) return null;
+  const message =
+    `precopyRounds = ${precopyRounds}: the dirty set of this VM (dialect ${source.dialect}, mode ` +
+    `${source.kind}) cannot be read while it runs; that needs mode dirty, a VMM with dirty epochs ` +
+    'of its own, and no shadow check';
+  return { kind: 'precopy-unsupported', message };
 }
 
 /**
@@ -26,10 +41,11 @@ export function copyAhead(
   const { precopy, coalesce } = c.config.pipeline;
   const { round, epochs } = vm.source;
   const possible = round !== null && epochs !== null && !prepared.pausedByOwner;
-  if (precopy.rounds === 0 || !possible || prepared.intent.widen !== null) return null;
+  const rounds = c.request.precopyRounds ?? precopy.rounds;
+  if (rounds === 0 || !possible || prepared.intent.widen !== null) return null;
   const pages = pagesExact(prepared.layout.imageBytes);
   const precopied = new Precopied(prepared.parentPages, pages);
-  const { rounds, bytesMax } = precopy;
+  const { bytesMax } = precopy;
   const sets = precopyRounds(
     { rounds, bytesMax, smallBytes: coalesce.batchBytes },
     {

@@ -24,6 +24,7 @@ import {
   type VmId,
 } from '../units.ts';
 import { bindVm } from './attach.ts';
+import { precopyProblem } from './copy-ahead.ts';
 import type { Engine } from './engine.ts';
 import { failureOf } from './failure.ts';
 import { startChildren } from './fork.ts';
@@ -240,6 +241,8 @@ export class CaptureService implements Captures {
     const record = nodeDb.getVm(id);
     if (record === undefined) return refused(vmUnknown(id));
     if (handle === undefined) return refused(notFoundAgain(record));
+    const precopy = precopyProblem(request, handle.source);
+    if (precopy !== null) return refused(precopy);
     const { idempotencyKey, ...rest } = request;
     const repeated = await this.#aliasProblem(request);
     if (repeated !== null) return refused(repeated);

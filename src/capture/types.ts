@@ -57,6 +57,11 @@ export interface CaptureRequest {
   readonly idempotencyKey?: string | undefined;
   /** Longest frozen time, milliseconds; default `capture.pause_deadline`. */
   readonly pauseDeadlineMs?: number | undefined;
+  /**
+   * Rounds of copying before the pause, at most; default `pipeline.precopy.rounds`. More than 0 is
+   * refused as `precopy-unsupported` where the VM's dirty set cannot be read while it runs.
+   */
+  readonly precopyRounds?: number | undefined;
 }
 
 export interface StageReport {

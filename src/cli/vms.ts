@@ -2,6 +2,7 @@
 import { randomUUID } from 'node:crypto';
 import { InvalidArgumentError, Option, type Command } from 'commander';
 import type { CaptureResult, CaptureView, ForkView, VmView } from '../capture/types.ts';
+import { precopyRoundsMax } from '../config/pipeline.schema.ts';
 import { parseDuration } from '../config/values.ts';
 import { clientFrom, segment, type Client } from './client.ts';
 import { exitCodes, globalOptions, print } from './context.ts';
@@ -12,6 +13,14 @@ const durationMs = (text: string): number => {
   const parsed = parseDuration(text);
   if (parsed === undefined) throw new InvalidArgumentError("use a duration such as '500ms'.");
   return parsed;
+};
+
+const roundCount = (text: string): number => {
+  const rounds = /^\d+$/.test(text) ? Number(text) : Infinity;
+  if (rounds > precopyRoundsMax) {
+    throw new InvalidArgumentError(`use a number from 0 to ${precopyRoundsMax}.`);
+  }
+  return rounds;
 };
 
 function vmRows(vms: readonly VmView[]): string {
@@ -160,6 +169,7 @@ interface CaptureOptions {
   readonly dedup?: string;
   readonly alias?: string;
   readonly pauseDeadline?: number;
+  readonly precopyRounds?: number;
   readonly idempotencyKey?: string;
   readonly wait: boolean;
 }
@@ -178,6 +188,7 @@ function withCaptureOptions(command: Command): Command {
     )
     .option('--alias <name>', 'name the snapshot, for good')
     .option('--pause-deadline <duration>', 'longest frozen time', durationMs)
+    .option('--precopy-rounds <n>', 'rounds of copying before the pause, at most', roundCount)
     .option('--idempotency-key <key>', 'repeat a request safely (default: a new one)');
 }
 
@@ -186,6 +197,7 @@ const captureBody = (options: CaptureOptions) => ({
   dedup: options.dedup,
   alias: options.alias,
   pauseDeadlineMs: options.pauseDeadline,
+  precopyRounds: options.precopyRounds,
 });
 
 const keyHeader = (options: CaptureOptions) => ({

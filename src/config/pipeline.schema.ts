@@ -104,16 +104,20 @@ const resume = z
   })
   .describe('Letting the VM run again.');
 
+/** Bound of `pipeline.precopy.rounds`, and of what a request may ask for instead. */
+export const precopyRoundsMax = 16;
+
 const precopy = z
   .strictObject({
     rounds: z
       .int()
       .min(0)
-      .max(16)
+      .max(precopyRoundsMax)
       .prefault(0)
       .describe(
         'Rounds of copying while the VM still runs, at most; fewer where they do not help. 0: off. ' +
-          'Only for VMMs with dirty epochs of their own in mode `dirty`; without effect elsewhere.',
+          'Only for VMMs with dirty epochs of their own in mode `dirty`; without effect elsewhere. ' +
+          'A request may ask for another number.',
       ),
     bytes_max: byteSize({ min: '1MiB', max: '1TiB' })
       .prefault('4GiB')

@@ -34,10 +34,11 @@ test('a VM is attached, shown, captured and detached', async () => {
   expect(attached.status).toBe(201);
   expect(attached.headers.location).toBe('/v1/vms/web');
   expect((await api.call('GET', '/v1/vms')).json['vms']).toHaveLength(1);
-  const started = await api.call('POST', '/v1/vms/web/captures', { resumeAfter: 'copy' });
+  const request = { resumeAfter: 'copy', precopyRounds: 16 };
+  const started = await api.call('POST', '/v1/vms/web/captures', request);
   expect(started.status).toBe(202);
   expect(started.headers.location).toBe('/v1/captures/c-1');
-  expect(api.captures.requests[0]).toMatchObject({ resumeAfter: 'copy' });
+  expect(api.captures.requests[0]).toMatchObject(request);
   expect((await api.call('GET', '/v1/captures/c-1')).json['status']).toBe('running');
   expect((await api.call('POST', '/v1/captures/c-1/cancel')).json['status']).toBe('aborted');
   expect((await api.call('DELETE', '/v1/vms/web')).status).toBe(204);

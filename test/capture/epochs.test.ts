@@ -1,5 +1,11 @@
-import { describe, expect, test } from 'vitest';
+import { afterEach, describe, expect, test, vi } from 'vitest';
+import { LayerWriter } from '../../src/layer/layer-writer.ts';
+import { VmmClient } from '../../src/vmm/client.ts';
 import { allHashes, firstDifference, Harness } from './harness.ts';
+
+afterEach(() => vi.restoreAllMocks());
+
+const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 const dialects = ['firecracker', 'aenv', 'e2b'] as const;
 
@@ -132,13 +138,69 @@ test('a VMM with epochs of its own names only what was written since the last ca
   await vm.setUnreadable(3010);
   expect((await harness.capture(vmId)).failure?.kind).toBe('unreadable-page');
   await vm.setUnreadable(3010, false);
+  await vm.run({ pages: { firstPage: 3500, pageCount: 5 }, value: 4 });
+  // The VMM's epoch has begun then, and its set is nowhere else.
+  await vm.fault({ on: 'dirty', action: 'refuse' });
+  expect((await harness.capture(vmId)).failure?.kind).toBe('vmm-refused');
   await vm.run({ pages: { firstPage: 4000, pageCount: 10 }, value: 3 });
   const expected = await allHashes(vm);
   const made = await harness.published(vmId);
   expect(made.selection).toBe('epoch');
-  expect(made.selectedPages).toBe(30);
+  expect(made.selectedPages).toBe(35);
   await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+});
+
+test('a capture that fails while it copies leaves its set in the ledger', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 10 }, value: 1 });
+  await vm.setUnreadable(2005);
+  const failed = await harness.capture(vmId, { resumeAfter: 'copy' });
+  expect(failed.failure?.kind).toBe('unreadable-page');
+  const { bits } = harness.nodeDb.ledger(vmId)?.selected ?? { bits: new Uint8Array() };
+  for (let page = 2000; page < 2010; page++) {
+    expect(((bits[page >> 3] ?? 0) >> (page & 7)) & 1, String(page)).toBe(1);
+  }
+});
+
+test('that a VM is paused by us is durable before the pause is sent', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const real = Object.getOwnPropertyDescriptor(VmmClient.prototype, 'pause')
+    ?.value as VmmClient['pause'];
+  const pausedBy: (string | null | undefined)[] = [];
+  vi.spyOn(VmmClient.prototype, 'pause').mockImplementation(function (this: VmmClient, ...call) {
+    pausedBy.push(harness.nodeDb.getVm(vmId)?.pausedBy);
+    return real.apply(this, call);
+  });
+  const made = await harness.capture(vmId);
+  expect(pausedBy).toEqual([made.captureId]);
+  expect(harness.nodeDb.getVm(vmId)?.pausedBy).toBeNull();
+});
+
+test('no layer is sealed before its set is in the ledger', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.run({ pages: { firstPage: 2000, pageCount: 10 }, value: 1 });
+  const { nodeDb } = harness;
+  const record = nodeDb.recordSetAsync.bind(nodeDb);
+  const append = vi.spyOn(LayerWriter.prototype, 'append');
+  const seal = vi.spyOn(LayerWriter.prototype, 'seal');
+  let sealedEarly = false;
+  vi.spyOn(nodeDb, 'recordSetAsync').mockImplementationOnce(async (...call) => {
+    while (append.mock.settledResults.every(({ type }) => type !== 'fulfilled')) await turn();
+    // Everything is in the file: a seal that waits for nothing comes within a few turns.
+    for (let i = 0; i < 100; i++) await turn();
+    sealedEarly = seal.mock.calls.length > 0;
+    return record(...call);
+  });
+  await harness.published(vmId);
+  expect(sealedEarly).toBe(false);
+  expect(seal).toHaveBeenCalledOnce();
 });
 
 test('a long chain is compacted outside the pause, stays within max_chain, and restores exactly', async () => {

@@ -287,6 +287,56 @@ test.each([
   expect(made).toMatchObject({ precopyRounds: 0, precopiedPages: 0, supersededBytes: 0 });
 });
 
+test('a request asks for more rounds than are configured, or for none', async () => {
+  for (const [rounds, precopyRounds] of [
+    [0, 2],
+    [2, 0],
+  ] as const) {
+    await using harness = await make({ rounds });
+    await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16, dirtyEpochs: true });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages, value: 2 });
+    // Only while it runs can a guest write.
+    if (precopyRounds > 0) {
+      onceCopied(firstPage + 199, async () => {
+        await vm.run({ pages: { firstPage, pageCount: 50 }, value: 3 });
+      });
+    }
+    const made = await exact(harness, vm, vmId, { precopyRounds });
+    expect(made.precopyRounds).toBe(precopyRounds);
+    vi.restoreAllMocks();
+  }
+});
+
+test.each([
+  { of: 'upstream', mode: 'dirty', options: { dialect: 'firecracker' }, sections: {} },
+  { of: 'a VMM without epochs', mode: 'dirty', options: { dialect: 'e2b' }, sections: {} },
+  {
+    of: 'mode mincore',
+    mode: 'mincore',
+    options: { dialect: 'e2b', dirtyEpochs: true },
+    sections: {},
+  },
+  {
+    of: 'a shadowed source',
+    mode: 'dirty',
+    options: { dialect: 'aenv', dirtyEpochs: true },
+    sections: { memory_snapshot: { tracking_shadow: 'pagemap' } },
+  },
+] as const)('rounds are refused of $of, and nothing is recorded', async (each) => {
+  await using harness = await make({ rounds: 2 }, each.sections);
+  await using vm = await harness.vm({ memoryMib: 16, ...each.options });
+  const { vmId } = await harness.attach(vm, { trackingMode: each.mode });
+  const answer = await harness.service.startCapture(vmId, { precopyRounds: 1 });
+  expect(answer.ok ? '' : answer.error.kind).toBe('precopy-unsupported');
+  expect(answer.ok ? '' : answer.error.message).toContain(`mode ${each.mode}`);
+  expect(harness.service.listCaptures(vmId)).toEqual([]);
+  const children = [{ socketPath: `${harness.folder}/child.sock` }];
+  const forked = await harness.service.fork(vmId, { precopyRounds: 1, children });
+  expect(forked.ok ? '' : forked.error.kind).toBe('precopy-unsupported');
+  expect(await harness.published(vmId, { precopyRounds: 0 })).toMatchObject({ precopyRounds: 0 });
+});
+
 test('nothing is copied ahead of a VM that its owner has paused', async () => {
   await using harness = await make({ rounds: 2 });
   await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, dirtyEpochs: true });

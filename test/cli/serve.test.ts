@@ -38,6 +38,11 @@ test(
     await vm.pause();
     const second = await daemon.json<CaptureView>('capture', 'web', '--resume-after', 'copy');
     expect(second.result?.predecessor).toBe(first.result?.layer);
+    // This VMM has no epochs of its own.
+    const ahead = await daemon.run('capture', 'web', '--precopy-rounds', '1');
+    expect(ahead.code).toBe(2);
+    expect(ahead.stderr).toContain('cannot be read while it runs');
+    expect((await daemon.run('capture', 'web', '--precopy-rounds', '17')).code).toBe(2);
 
     const page = await daemon.json<SnapshotPage>('ls', '--vm', 'web');
     const ids = [second.result?.snapshotId, first.result?.snapshotId];
