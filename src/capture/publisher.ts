@@ -48,6 +48,13 @@ export interface PublisherDeps {
   readonly virtualization: Virtualization;
 }
 
+/** For what is tried until it is done. */
+export interface RetryDeps {
+  readonly clock: Clock;
+  readonly config: Config;
+  readonly observer: CaptureObserver;
+}
+
 /** An object that a try has named, and whether its bytes are in the store. */
 interface Upload {
   readonly artifact: StoredArtifact;
@@ -66,6 +73,9 @@ interface Attempt {
  * be there.
  */
 const laterRetryable = new Set(['layer-missing', 'upload-missing', 'layer-conflict']);
+
+/** Somebody may bring the catalog up to date, or back; what is committed waits for that. */
+const mendable = new Set(['catalog-newer', 'catalog-older']);
 
 export class Publisher {
   readonly #deps: PublisherDeps;
@@ -105,6 +115,23 @@ export class Publisher {
     return this.#earlier;
   }
 
+  /** P5 without a publish that asks for it. Ends when it is done or `signal` aborts. */
+  async settleUntilDone(deps: RetryDeps, signal: AbortSignal): Promise<void> {
+    const { retryMin, retryMax } = deps.config.pipeline.publish;
+    let warned = false;
+    for (let waitMs: number = retryMin; !signal.aborted; waitMs = Math.min(waitMs * 2, retryMax)) {
+      try {
+        await this.settleEarlier();
+        return;
+      } catch (error) {
+        const what = 'what an earlier life had stored is not given up yet';
+        if (!warned) deps.observer.warn(what, { error });
+        warned = true;
+      }
+      await deps.clock.sleep(waitMs, signal).catch(() => undefined);
+    }
+  }
+
   async #giveUpEarlier(): Promise<void> {
     const { catalog, nodeId } = this.#deps;
     orThrow(await catalog.abandonUploads(nodeId, []));
@@ -114,11 +141,7 @@ export class Publisher {
    * For captures that an earlier life of the daemon committed. Ends when it is done or `signal`
    * aborts.
    */
-  async publishUntilDone(
-    job: CaptureJob,
-    deps: { readonly clock: Clock; readonly config: Config; readonly observer: CaptureObserver },
-    signal: AbortSignal,
-  ): Promise<void> {
+  async publishUntilDone(job: CaptureJob, deps: RetryDeps, signal: AbortSignal): Promise<void> {
     if (job.publishJson === null) throw new Error(`capture ${job.captureId} has no publish plan`);
     const plan = parsePublishPlan(job.publishJson);
     const { retryMin, retryMax } = deps.config.pipeline.publish;
@@ -332,6 +355,6 @@ function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
 
 function isRetryable(detail: FailureDetail): boolean {
   const tables: Readonly<Record<string, boolean>> = { ...catalogRetryable, ...artifactRetryable };
-  if (laterRetryable.has(detail.kind)) return true;
+  if (laterRetryable.has(detail.kind) || mendable.has(detail.kind)) return true;
   return tables[detail.kind] ?? detail.kind.startsWith('state-');
 }

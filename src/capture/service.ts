@@ -135,11 +135,7 @@ export class CaptureService implements Captures {
       tend: (vmId) => service.#tend(vmId),
     });
     for (const vm of deps.nodeDb.listVms()) service.#compactor.check(vm.vmId);
-    service.#track(
-      service.#publisher.settleEarlier().catch((error: unknown) => {
-        deps.observer.warn('what an earlier life had stored is not given up yet', { error });
-      }),
-    );
+    service.#track(service.#publisher.settleUntilDone(deps, service.#stopping.signal));
     service.#track(service.#trimJobs());
     return service;
   }

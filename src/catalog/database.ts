@@ -96,7 +96,24 @@ export function* chunks<T>(all: readonly T[]): Iterable<readonly T[]> {
   }
 }
 
-export class Database {
+/** What runs the catalog's transactions: a database that is open, or one that may be away. */
+export interface Transactions {
+  readonly clock: Clock;
+  /** One consistent view of all statements in `work`. Throws `Failure<CatalogError>`. */
+  read<T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T>;
+  /**
+   * All of `work` or nothing. May run it several times. Throws `Failure<CatalogError>`, or what
+   * `work` throws.
+   */
+  write<T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T>;
+  /** As `DialectPort` says. */
+  freeReserve(): Promise<boolean>;
+  /** As `DialectPort` says. */
+  restoreReserve(): Promise<void>;
+  close(): Promise<void>;
+}
+
+export class Database implements Transactions {
   readonly port: DialectPort;
   readonly #options: DatabaseOptions;
   readonly #inside = new AsyncLocalStorage<{ active: boolean }>();
@@ -112,7 +129,6 @@ export class Database {
     return this.#options.clock;
   }
 
-  /** One consistent view of all statements in `work`. Throws `Failure<CatalogError>`. */
   read<T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> {
     return this.#enter(name, () =>
       this.port.kysely
@@ -123,10 +139,6 @@ export class Database {
     );
   }
 
-  /**
-   * All of `work` or nothing. May run it several times. Throws `Failure<CatalogError>`, or what
-   * `work` throws.
-   */
   write<T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> {
     const { rowLocks, kysely } = this.port;
     return this.#enter(name, () =>
@@ -135,6 +147,14 @@ export class Database {
         .setIsolationLevel('read committed')
         .execute((db) => work({ db, nowMs: this.clock.nowMs(), rowLocks })),
     );
+  }
+
+  freeReserve(): Promise<boolean> {
+    return this.port.freeReserve();
+  }
+
+  restoreReserve(): Promise<void> {
+    return this.port.restoreReserve();
   }
 
   /** Waits for what runs, then closes. Later calls fail as `catalog-closed`. */

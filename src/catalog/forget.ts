@@ -3,7 +3,7 @@ import type { NodeId } from '../units.ts';
 import type { ForgottenNode } from './catalog.ts';
 import { refuse } from './check.ts';
 import { chunks } from './database.ts';
-import type { Database } from './database.ts';
+import type { Transactions } from './database.ts';
 import { selectOpenHoldIdsOfNode } from './hold.queries.ts';
 import { releaseHolds } from './holds.ts';
 import { findNode, markNodeForgotten } from './node.queries.ts';
@@ -12,7 +12,7 @@ import { abandonUploads } from './nodes.ts';
 /**
  * Small transactions; calling it again goes on where it stopped. The first one shuts the node out.
  */
-export async function forgetNode(database: Database, id: NodeId): Promise<ForgottenNode> {
+export async function forgetNode(database: Transactions, id: NodeId): Promise<ForgottenNode> {
   const node = await database.write('forget-node', async (tx) => {
     const known = await findNode(tx, id, 'exclusive');
     if (known === undefined) return refuse('node-unknown', id, `node ${id} is not registered`);

@@ -5,7 +5,7 @@ import type { ArtifactKey, NodeId } from '../units.ts';
 import type { NewUpload, NodeRecord } from './catalog.ts';
 import { refuse } from './check.ts';
 import { chunks } from './database.ts';
-import type { Database, Tx } from './database.ts';
+import type { Transactions, Tx } from './database.ts';
 import { findNode, insertNode, updateNodeAddress } from './node.queries.ts';
 import { insertReclaims } from './reclaim.queries.ts';
 import { insertUploads, selectUploads, takeUploads } from './upload.queries.ts';
@@ -51,7 +51,7 @@ export async function recordUpload(
 
 /** What the node will not publish goes to reclaim. What a publish takes first is the publish's. */
 export async function abandonUploads(
-  database: Database,
+  database: Transactions,
   nodeId: NodeId,
   keep: readonly ArtifactKey[],
 ): Promise<number> {
@@ -63,7 +63,7 @@ export async function abandonUploads(
 
 /** Small transactions. Keys that are no uploads (any more) are left alone. */
 export async function giveUpUploads(
-  database: Database,
+  database: Transactions,
   keys: readonly ArtifactKey[],
 ): Promise<number> {
   let count = 0;

@@ -149,7 +149,8 @@ function classify(error: unknown, failedStatements: WeakSet<object>): Verdict {
   if (code === '53100') return { kind: 'fatal', error: { kind: 'catalog-full', message } };
   if (code.startsWith('58')) return { kind: 'fatal', error: { kind: 'catalog-io', message } };
   if (code.startsWith('XX')) return { kind: 'fatal', error: { kind: 'catalog-corrupt', message } };
-  if (code.startsWith('28') || code.startsWith('3D')) {
+  // Who may connect and what they may do is the server's to say, and may change.
+  if (code.startsWith('28') || code.startsWith('3D') || code === '42501') {
     return { kind: 'fatal', error: { kind: 'catalog-unavailable', message } };
   }
   return { kind: 'foreign' };

@@ -7,7 +7,6 @@ import type { Clock } from '../clock.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import type { HoldId } from '../units.ts';
 import type { Catalog } from './catalog.ts';
-import { catalogRetryable } from './errors.ts';
 
 /** What is durable; `NodeDb` has it. */
 export interface ReleaseStore {
@@ -63,7 +62,7 @@ export class ReleaseFlusher implements AsyncDisposable {
         onError(released.error);
         const { kind } = released.error;
         // One id that the catalog will never take must not keep the others from being released.
-        if (kind === 'request-invalid' || !catalogRetryable[kind]) {
+        if (kind === 'request-invalid' || kind === 'catalog-corrupt') {
           return await this.#oneByOne(holds);
         }
         return false;

@@ -1,10 +1,15 @@
 /** What the catalog tells the metrics: holds as they are taken and released, and two counts. */
+import type { Catalog } from '../catalog/catalog.ts';
+import type { Transactions } from '../catalog/database.ts';
 import type { OpenCatalog } from '../catalog/open.ts';
 import type { CatalogCounts, Metrics } from '../observability/metrics.ts';
 import type { NodeId } from '../units.ts';
 
 /** The same catalog, with its holds counted. */
-export function countHolds(catalog: OpenCatalog, metrics: Metrics): OpenCatalog {
+export function countHolds<D extends Transactions>(
+  catalog: OpenCatalog<D>,
+  metrics: Metrics,
+): OpenCatalog<D> {
   return {
     ...catalog,
     hold: async (request) => {
@@ -30,7 +35,7 @@ const PATIENCE_MS = 1000;
 
 /** Asks the catalog for its counts; null where it has no answer in time. */
 export async function catalogCounts(
-  catalog: OpenCatalog,
+  catalog: Pick<Catalog, 'counts'>,
   nodeId: NodeId,
 ): Promise<CatalogCounts | null> {
   let timer: NodeJS.Timeout | undefined;

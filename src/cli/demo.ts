@@ -61,6 +61,7 @@ async function setUp(options: DemoOptions): Promise<Stage> {
     stack.defer(async () => {
       await parts[Symbol.asyncDispose]();
     });
+    valueOf(await parts.catalogTried);
     const vm = await launchMiniVm({
       id: 'demo-vm',
       dialect: options.dialect,

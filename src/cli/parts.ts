@@ -4,8 +4,12 @@ import { join } from 'node:path';
 import { FileArtifactStore } from '../artifact/file-store.ts';
 import { Engine } from '../capture/engine.ts';
 import { CaptureService } from '../capture/service.ts';
-import { openCatalog, type OpenCatalog } from '../catalog/open.ts';
+import type { Transactions } from '../catalog/database.ts';
+import { catalogRetryable } from '../catalog/errors.ts';
+import type { OpenCatalog } from '../catalog/open.ts';
 import { ReleaseFlusher } from '../catalog/release-queue.ts';
+import { reopeningCatalog, type FirstTry } from '../catalog/reopening.ts';
+import type { ReopeningCatalog } from '../catalog/reopening.ts';
 import { systemClock } from '../clock.ts';
 import { catalogUrl, type Config } from '../config/load.ts';
 import { GcService } from '../gc/service.ts';
@@ -22,7 +26,10 @@ import { VERSION } from './version.ts';
 
 export interface Parts extends AsyncDisposable {
   readonly config: Config;
-  readonly catalog: OpenCatalog;
+  /** Opened in the background: its calls fail while it is away. */
+  readonly catalog: ReopeningCatalog['catalog'];
+  /** How the first try to open the catalog ended. */
+  readonly catalogTried: FirstTry;
   readonly store: FileArtifactStore;
   readonly nodeDb: NodeDb;
   readonly service: CaptureService;
@@ -111,11 +118,10 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const nodeDbPath = join(config.paths.state, 'node.db');
   const nodeDb = valueOf(NodeDb.open(nodeDbPath, systemClock));
   cleanups.defer(() => nodeDb.close());
-  const opened = valueOf(await openCatalog(catalogOptions(config)));
-  const catalog = countHolds(opened, telemetry.metrics);
-  cleanups.defer(() => catalog.close());
   const id = nodeId(config.node.id);
-  valueOf(await catalog.registerNode({ nodeId: id }));
+  const opening = openCatalogOf(config, logger);
+  const catalog = countHolds(opening.catalog, telemetry.metrics);
+  cleanups.defer(() => catalog.close());
   const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
   const observer = createObserver({
     metrics: telemetry.metrics,
@@ -142,12 +148,26 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   releases.start();
   const gc = openCollector(config, catalog, store, telemetry, logger);
   cleanups.useAsync(gc);
-  return { config, catalog, store, nodeDb, service, gc, telemetry, logger };
+  const catalogTried = opening.firstTry;
+  return { config, catalog, catalogTried, store, nodeDb, service, gc, telemetry, logger };
+}
+
+/** Begins to open the catalog. Nothing below waits for it: recovery is due when it is away too. */
+function openCatalogOf(config: Config, logger: Logger): ReopeningCatalog {
+  return reopeningCatalog(catalogOptions(config), {
+    nodeId: nodeId(config.node.id),
+    onOpen: () => logger.info('the catalog is open'),
+    onAway: (error) => {
+      const level = catalogRetryable[error.kind] ? 'warn' : 'error';
+      logger[level]({ error }, 'the catalog cannot be used; it is tried again');
+    },
+    onForgotten: (error) => logger.error({ error }, 'the catalog refuses this node'),
+  });
 }
 
 function openCollector(
   config: Config,
-  { database }: OpenCatalog,
+  { database }: OpenCatalog<Transactions>,
   store: FileArtifactStore,
   { metrics }: Telemetry,
   logger: Logger,

@@ -3,15 +3,19 @@ import type { Command } from 'commander';
 import { createApi } from '../api/app.ts';
 import { listen } from '../api/server.ts';
 import type { ReadyCheck } from '../api/system.ts';
+import { catalogRetryable } from '../catalog/errors.ts';
 import { systemClock } from '../clock.ts';
 import type { Config } from '../config/load.ts';
 import { createLogger, type Logger } from '../observability/log.ts';
+import { Failure } from '../result.ts';
 import { configFrom } from './context.ts';
 import { makeFolders, openParts, valueOf, type Parts } from './parts.ts';
 import { supervised } from './supervise.ts';
 import { VERSION } from './version.ts';
 
 const READY_TIMEOUT_MS = 1_000;
+/** How long serving waits for the first try to open the catalog, milliseconds. */
+const CATALOG_WAIT_MS = 1_000;
 
 async function catalogCheck(parts: Parts): Promise<ReadyCheck> {
   const late = new Promise<ReadyCheck>((resolve) => {
@@ -42,6 +46,14 @@ function stopSignal(): Promise<NodeJS.Signals> {
   });
 }
 
+/** Throws `Failure` where the first try to open the catalog finds what no waiting makes right. */
+async function refuseUnfit({ catalogTried }: Parts): Promise<void> {
+  const tried = await catalogTried;
+  if (tried.ok) return;
+  const { kind } = tried.error;
+  if (kind === 'node-forgotten' || !catalogRetryable[kind]) throw new Failure(tried.error);
+}
+
 /** Runs the daemon and answers once it is stopped. Throws `Failure` where it cannot start. */
 export async function serve(config: Config, logger: Logger): Promise<void> {
   const stopping = stopSignal();
@@ -51,6 +63,8 @@ export async function serve(config: Config, logger: Logger): Promise<void> {
     supervise: supervised(config, logger),
   });
   const { telemetry } = parts;
+  const fit = refuseUnfit(parts);
+  await Promise.race([fit, systemClock.sleep(CATALOG_WAIT_MS, new AbortController().signal)]);
   const api = createApi({
     config,
     captures: parts.service,
@@ -67,12 +81,15 @@ export async function serve(config: Config, logger: Logger): Promise<void> {
   const hasTokens = auth.tokens.length > 0;
   const listening = valueOf(await listen({ server, hasTokens, fetch: api.fetch }));
   logger.info({ addresses: listening.addresses, version: VERSION }, 'serving');
-  const signal = await stopping;
-  logger.info({ signal }, 'stopping');
-  // A second signal ends the process at once, as if there were no handler.
-  const closed = listening.close(server.shutdownGrace);
-  await drain(parts, server.shutdownGrace);
-  await closed;
+  try {
+    const signal = await Promise.race([stopping, fit.then(() => stopping)]);
+    logger.info({ signal }, 'stopping');
+  } finally {
+    // A second signal ends the process at once, as if there were no handler.
+    const closed = listening.close(server.shutdownGrace);
+    await drain(parts, server.shutdownGrace);
+    await closed;
+  }
 }
 
 /** Lets running captures end by themselves, for a while; the service aborts the others. */

@@ -18,7 +18,7 @@ import {
 import type { AuditedObject } from '../catalog/audit.queries.ts';
 import { queueContents, queueLayers } from '../catalog/candidate.queries.ts';
 import { deleteArtifacts, findArtifacts } from '../catalog/artifact.queries.ts';
-import type { Database } from '../catalog/database.ts';
+import type { Transactions } from '../catalog/database.ts';
 import { insertReclaims } from '../catalog/reclaim.queries.ts';
 import type { ArtifactKey, Bytes, LayerUuid } from '../units.ts';
 
@@ -53,7 +53,7 @@ export interface LayerHeader {
 }
 
 export interface AuditDeps {
-  readonly database: Database;
+  readonly database: Transactions;
   readonly store: ArtifactStore;
   /**
    * Reads the headers of a stored layer; null where the store has no paths. Text: why it cannot.

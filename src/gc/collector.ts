@@ -5,7 +5,7 @@
  */
 import { randomUUID } from 'node:crypto';
 import type { ArtifactError, ArtifactStore } from '../artifact/store.ts';
-import type { Database, Tx } from '../catalog/database.ts';
+import type { Transactions, Tx } from '../catalog/database.ts';
 import type { CatalogError } from '../catalog/errors.ts';
 import { finishRun, insertRun, selectRuns } from '../catalog/gc-run.queries.ts';
 import type { GcOutcome, GcRun } from '../catalog/gc-run.queries.ts';
@@ -76,7 +76,7 @@ export interface GcPreview extends GcPlan {
 }
 
 export interface CollectorDeps {
-  readonly database: Database;
+  readonly database: Transactions;
   readonly store: ArtifactStore;
   /** Who collects, for the report: a node's id, or `cli`. */
   readonly name: string;
@@ -134,7 +134,7 @@ export class Collector {
       return { runId, ...counts, durationMs };
     });
     await this.#report(runId, counts, result);
-    await this.#deps.database.port.restoreReserve();
+    await this.#deps.database.restoreReserve();
     return result;
   }
 
@@ -221,7 +221,7 @@ export class Collector {
     } catch (error) {
       const detail = error instanceof Failure ? (error.detail as FailureDetail) : undefined;
       const full = detail?.kind === 'catalog-full';
-      if (!full || !(await this.#deps.database.port.freeReserve())) throw error;
+      if (!full || !(await this.#deps.database.freeReserve())) throw error;
       return await work();
     }
   }

@@ -1,5 +1,5 @@
 /** Reads what a plan needs, page by page, each in a transaction of its own. */
-import type { Database } from '../catalog/database.ts';
+import type { Transactions } from '../catalog/database.ts';
 import {
   countArtifacts,
   pageOfContentCandidates,
@@ -13,7 +13,7 @@ import type { GcPlan } from './plan.ts';
 const PAGE_ROWS = 500;
 
 /** Throws `Failure<CatalogError>`. */
-export async function loadPlan(database: Database, signal: AbortSignal): Promise<GcPlan> {
+export async function loadPlan(database: Transactions, signal: AbortSignal): Promise<GcPlan> {
   const planner = new GcPlanner();
   for (let after = ''; ;) {
     signal.throwIfAborted();
@@ -39,7 +39,7 @@ export async function loadPlan(database: Database, signal: AbortSignal): Promise
 }
 
 async function followChains(
-  database: Database,
+  database: Transactions,
   planner: GcPlanner,
   signal: AbortSignal,
 ): Promise<void> {
@@ -57,5 +57,5 @@ async function followChains(
   }
 }
 
-export const countObjects = (database: Database, countMax: number): Promise<number> =>
+export const countObjects = (database: Transactions, countMax: number): Promise<number> =>
   database.read('count-objects', (tx) => countArtifacts(tx, countMax));

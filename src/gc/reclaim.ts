@@ -9,7 +9,7 @@
  */
 import { randomUUID } from 'node:crypto';
 import type { ArtifactError, ArtifactStore } from '../artifact/store.ts';
-import type { Database } from '../catalog/database.ts';
+import type { Transactions } from '../catalog/database.ts';
 import {
   claimReclaims,
   finishReclaims,
@@ -44,7 +44,7 @@ interface Outcome {
  * others again.
  */
 export async function reclaimBatch(
-  deps: { database: Database; store: ArtifactStore },
+  deps: { database: Transactions; store: ArtifactStore },
   config: ReclaimConfig,
   signal: AbortSignal,
 ): Promise<Reclaimed> {
@@ -80,7 +80,7 @@ export async function reclaimBatch(
 }
 
 async function deleteOne(
-  { database, store }: { database: Database; store: ArtifactStore },
+  { database, store }: { database: Transactions; store: ArtifactStore },
   claim: Claim,
 ): Promise<Outcome> {
   const fence = (): Promise<boolean> => database.read('fence', (tx) => isCurrent(tx, claim));

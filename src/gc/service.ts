@@ -1,6 +1,6 @@
 /** The collector as the daemon runs it: on a schedule, and for the API. Answers are plain data. */
 import type { ArtifactStore } from '../artifact/store.ts';
-import type { Database } from '../catalog/database.ts';
+import type { Transactions } from '../catalog/database.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import { ok } from '../result.ts';
 import { Collector, gcDefaults } from './collector.ts';
@@ -23,7 +23,7 @@ export const gcConfigOf = (settings: GcSettings) => ({
 });
 
 export interface GcServiceDeps {
-  readonly database: Database;
+  readonly database: Transactions;
   readonly store: ArtifactStore;
   readonly settings: GcSettings;
   /** Who collects, for reports: the node's id. */

@@ -56,7 +56,7 @@ export interface Observed {
   readonly vms?: () => { readonly attached: number; readonly gone: number };
   readonly pendingReleases?: () => number;
   readonly pendingPublishes?: () => number;
-  /** Null where the catalog does not answer in time: then there are no samples. */
+  /** Null where the catalog does not answer in time: then it is down, and has no counts. */
   readonly catalog?: () => Promise<CatalogCounts | null>;
   /** Size of each write-ahead log, by database (`node`, `catalog`). */
   readonly walBytes?: () => Iterable<{ readonly db: string; readonly bytes: number }>;
@@ -243,22 +243,25 @@ function gauges(meter: Meter, parts: ReadonlySet<Observed>): void {
   );
 }
 
-/** One question to the catalog for both gauges, each time metrics are collected. */
+/** One question to the catalog for all three gauges, each time metrics are collected. */
 function catalogGauges(meter: Meter, parts: ReadonlySet<Observed>): void {
   const gauge = (name: string, description: string) =>
     meter.createObservableGauge(name, { description });
   const holds = gauge('varve_holds_open', 'Holds that this node has.');
   const backlog = gauge('varve_gc_backlog', 'Artifacts queued for deletion.');
+  const up = gauge('varve_catalog_up', 'Whether the catalog answers: 1, or 0.');
   meter.addBatchObservableCallback(
     async (result) => {
       for (const part of parts) {
-        const counts = await part.catalog?.();
-        if (counts == null) continue;
+        if (part.catalog === undefined) continue;
+        const counts = await part.catalog();
+        result.observe(up, counts === null ? 0 : 1);
+        if (counts === null) continue;
         result.observe(holds, counts.openHolds);
         result.observe(backlog, counts.gcBacklog);
       }
     },
-    [holds, backlog],
+    [up, holds, backlog],
   );
 }
 

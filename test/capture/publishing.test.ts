@@ -1,27 +1,26 @@
 /** Publishes that come late, twice, out of turn, or under a name that is gone. */
+import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { decodeManifest } from '../../src/artifact/manifest.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { Collector } from '../../src/gc/collector.ts';
 import { err } from '../../src/result.ts';
-import { bytes, nodeId, snapshotId } from '../../src/units.ts';
+import { bytes, digest as toDigest, nodeId, snapshotId } from '../../src/units.ts';
 import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
 
 const eager = { pipeline: { publish: { retry_min: '10ms', retry_max: '100ms' } } };
 
 type Publish = Catalog['publish'];
 
-/** The real catalog, but for its publish. */
-const withPublish =
-  (publish: (real: OpenCatalog, ...call: Parameters<Publish>) => ReturnType<Publish>) =>
-  (real: OpenCatalog): Catalog =>
-    new Proxy<Catalog>(real, {
-      get: (target, name) =>
-        name === 'publish'
-          ? (...call: Parameters<Publish>) => publish(real, ...call)
-          : (Reflect.get(target, name) as unknown),
-    });
+/** The real catalog, but for some of its calls. */
+const withCalls =
+  (calls: (real: OpenCatalog) => Partial<Catalog>) =>
+  (real: OpenCatalog): Catalog => ({ ...real, ...calls(real) });
+
+const withPublish = (
+  publish: (real: OpenCatalog, ...call: Parameters<Publish>) => ReturnType<Publish>,
+) => withCalls((real) => ({ publish: (...call) => publish(real, ...call) }));
 
 async function collect(harness: Harness): Promise<number> {
   const { database } = harness.catalog;
@@ -44,6 +43,63 @@ async function expectWholeManifest(harness: Harness, snapshot: string): Promise<
     valueOf(await harness.store.head(artifact as never));
   }
 }
+
+test('what an earlier life had stored is given up when the catalog is back, with no publish at all', async () => {
+  const seen = { isAway: false, refused: 0, settled: 0 };
+  const away = err({ kind: 'catalog-unavailable' as const, message: 'not now' });
+  await using harness = await Harness.make(
+    eager,
+    {},
+    {
+      around: withCalls((real) => ({
+        abandonUploads: async (...call) => {
+          if (seen.isAway) {
+            seen.refused += 1;
+            return away;
+          }
+          const abandoned = await real.abandonUploads(...call);
+          seen.settled += 1;
+          return abandoned;
+        },
+      })),
+    },
+  );
+  const node = nodeId('test-node');
+  const digest = toDigest(`sha256:${'ab'.repeat(32)}`);
+  const artifacts = [{ kind: 'layer' as const, digest, sizeBytes: bytes(4096) }];
+  while (seen.settled === 0) await immediate();
+  valueOf(await harness.catalog.recordUpload({ nodeId: node, artifacts }));
+  await harness.stop();
+  seen.isAway = true;
+  await harness.start();
+  while (seen.refused < 3) await immediate();
+  expect(valueOf(await harness.catalog.listUploads(node))).toHaveLength(1);
+  seen.isAway = false;
+  while (seen.settled === 1) await immediate();
+  expect(valueOf(await harness.catalog.listUploads(node))).toEqual([]);
+  // Told once, not at each try.
+  expect(harness.warnings).toHaveLength(1);
+});
+
+test('a committed capture waits until a catalog of a newer program is the old one again', async () => {
+  let refusals = 0;
+  await using harness = await Harness.make(
+    eager,
+    {},
+    {
+      around: withPublish(async (real, request) => {
+        refusals += 1;
+        if (refusals < 3) return err({ kind: 'catalog-newer', message: 'changed' });
+        return await real.publish(request);
+      }),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const result = await harness.published(vmId, { resumeAfter: 'commit' });
+  expect(refusals).toBe(3);
+  await expectWholeManifest(harness, result.snapshotId);
+});
 
 test('a capture whose layer a later one published first is published on it', async () => {
   let late: string | undefined;

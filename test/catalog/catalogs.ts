@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, test } from 'vitest';
 import { newArtifact } from '../../src/artifact/store.ts';
 import type { StoredArtifact } from '../../src/artifact/store.ts';
-import type { NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
+import type { Catalog, NewUpload, PublishRequest } from '../../src/catalog/catalog.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
 import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import type { Result } from '../../src/result.ts';
@@ -107,7 +107,7 @@ export interface Shape {
 /**
  * Records the uploads of, and describes, a snapshot with one memory head. Its bytes are nowhere.
  */
-export async function prepare(catalog: OpenCatalog, shape: Shape = {}): Promise<PublishRequest> {
+export async function prepare(catalog: Catalog, shape: Shape = {}): Promise<PublishRequest> {
   const count = shape.layers ?? 1;
   const node = shape.node ?? NODE;
   const artifacts = value(
@@ -142,7 +142,7 @@ export async function prepare(catalog: OpenCatalog, shape: Shape = {}): Promise<
   };
 }
 
-export async function publishOne(catalog: OpenCatalog, shape: Shape = {}): Promise<PublishRequest> {
+export async function publishOne(catalog: Catalog, shape: Shape = {}): Promise<PublishRequest> {
   const request = await prepare(catalog, shape);
   value(await catalog.publish(request));
   return request;

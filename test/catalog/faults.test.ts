@@ -1,8 +1,6 @@
 /** What the database does to us: gone, locked, slow, full, in conflict. */
-import { spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
+import { spawnSync } from 'node:child_process';
 import { mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
-import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { sql } from 'kysely';
@@ -21,6 +19,7 @@ import type { HoldId } from '../../src/units.ts';
 import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
 import { NODE, errorKind, headOf, onEachDialect, openTest, patient } from './catalogs.ts';
 import { prepare, publishOne, value } from './catalogs.ts';
+import { lockedBy } from './locker.ts';
 
 function promised(): { readonly promise: Promise<void>; readonly resolve: () => void } {
   let resolve: () => void = () => undefined;
@@ -183,7 +182,7 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
   });
 });
 
-const driver = createRequire(import.meta.url).resolve('better-sqlite3');
+const pathOf = (url: string): string => url.slice('sqlite:'.length);
 
 describe('SQLite faults', () => {
   const folders: string[] = [];
@@ -197,27 +196,7 @@ describe('SQLite faults', () => {
     },
   } as const;
 
-  /** Another process that has the lock until told to end. */
-  async function locker(url: string, begin = 'BEGIN IMMEDIATE'): Promise<{ end(): Promise<void> }> {
-    const script = `
-      const [path, begin] = process.argv.slice(1);
-      const db = new (require(${JSON.stringify(driver)}))(path);
-      db.exec(begin);
-      process.stdin.once('data', () => { db.exec('ROLLBACK'); process.exit(0); });
-      console.log('locked');`;
-    const child = spawn(process.execPath, ['-e', script, url.slice('sqlite:'.length), begin], {
-      stdio: ['pipe', 'pipe', 'inherit'],
-    });
-    await once(child.stdout, 'data');
-    return {
-      end: async () => {
-        child.stdin.end('end\n');
-        await once(child, 'exit');
-      },
-    };
-  }
-
-  test('a lock that another process holds delays writes only, and never the event loop', async () => {
+  test('a lock that another process holds for 4 s delays writes only, never the event loop', async () => {
     const url = await dialect.newUrl();
     let refused = 0;
     const onStatement = ({ sql: text, failed }: StatementEvent): void => {
@@ -226,17 +205,18 @@ describe('SQLite faults', () => {
     const catalog = value(await openCatalog({ ...patient, url, onStatement }));
     value(await catalog.registerNode({ nodeId: NODE }));
     const request = await prepare(catalog);
-    const other = await locker(url);
+    await using other = await lockedBy(pathOf(url), { holdMs: 4000 });
     let published = false;
     const publishing = catalog.publish(request).finally(() => (published = true));
-    // Each read comes back while the publish is turned away again and again: some 4 s of it.
-    let reads = 0;
-    for (; refused < 60; reads += 1) {
+    const seen = { heldLong: false, reads: 0 };
+    void other.held.then(() => (seen.heldLong = true));
+    // Each read comes back while the publish is turned away again and again.
+    while (!seen.heldLong || seen.reads < 60 || refused < 2) {
       value(await catalog.ping());
+      seen.reads += 1;
       await immediate();
     }
     expect(published).toBe(false);
-    expect(reads).toBeGreaterThan(60);
     await other.end();
     expect(value(await publishing).created).toBe(true);
     await catalog.close();
@@ -244,7 +224,9 @@ describe('SQLite faults', () => {
 
   test('opening a catalog that another process locks waits without the event loop', async () => {
     const url = await dialect.newUrl();
-    const other = await locker(url, 'BEGIN EXCLUSIVE; CREATE TABLE t (n INTEGER)');
+    const other = await lockedBy(pathOf(url), {
+      begin: 'BEGIN EXCLUSIVE; CREATE TABLE t (n INTEGER)',
+    });
     let slept = 0;
     const enough = promised();
     const clock: Clock = {
@@ -264,7 +246,7 @@ describe('SQLite faults', () => {
   test('a lock held for longer than the limit is catalog-busy', async () => {
     const url = await dialect.newUrl();
     const catalog = value(await openCatalog({ url, lockTimeoutMs: 200 }));
-    const other = await locker(url);
+    const other = await lockedBy(pathOf(url));
     expect(errorKind(await catalog.registerNode({ nodeId: NODE }))).toBe('catalog-busy');
     await other.end();
     value(await catalog.registerNode({ nodeId: NODE }));
@@ -273,7 +255,7 @@ describe('SQLite faults', () => {
 
   test('a file that is no database is a clear error', async () => {
     const url = await dialect.newUrl();
-    const path = url.slice('sqlite:'.length);
+    const path = pathOf(url);
     await writeFile(path, 'these are not the bytes of a database at all'.repeat(200));
     expect(errorKind(await openCatalog({ url }))).toBe('catalog-corrupt');
     expect(errorKind(await openCatalog({ url: `sqlite:${path}/below/catalog.db` }))).toBe(
@@ -295,7 +277,7 @@ describe('SQLite faults', () => {
       cursor = page.nextCursor ?? undefined;
       value(await catalog.releaseMany([holdId(`wal-${count}-a`), holdId(`wal-${count}-b`)]));
     }
-    const wal = await stat(`${url.slice('sqlite:'.length)}-wal`);
+    const wal = await stat(`${pathOf(url)}-wal`);
     expect(wal.size).toBeLessThan(8 * 2 ** 20);
     await catalog.close();
   });

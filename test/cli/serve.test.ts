@@ -1,9 +1,12 @@
-import { statSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
+import { migrations } from '../../migrations/index.ts';
 import type { CaptureView, VmView } from '../../src/capture/types.ts';
 import type { Layer, SnapshotPage } from '../../src/catalog/catalog.ts';
+import { openCatalog } from '../../src/catalog/open.ts';
 import { launchMiniVm } from '../../src/minivm/launch.ts';
 import { MIB } from '../../src/units.ts';
 import { startDaemon, varve, type Daemon } from './run.ts';
@@ -109,6 +112,26 @@ test(
   },
   TIMEOUT_MS,
 );
+
+test('a catalog of a newer program is refused at start', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'varve-newer-'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  const change = { id: '9999-change', breaking: true, up: () => [] };
+  const url = `sqlite:${join(folder, 'catalog.db')}`;
+  const newer = await openCatalog({ url, migrationList: [...migrations, change] });
+  if (!newer.ok) throw new Error(newer.error.message);
+  await newer.value.close();
+  const configPath = join(folder, 'varve.toml');
+  writeFileSync(
+    configPath,
+    `[server]\nlisten = "off"\nsocket = "${folder}/api.sock"\n[paths]\nstate = "${folder}"\n` +
+      `[catalog]\nurl = "${url}"\n[pipeline]\nslab_budget = "32MiB"\n`,
+  );
+  const refused = await varve(['--config', configPath, 'serve']);
+  expect(refused.code).toBe(1);
+  expect(refused.stderr).toContain('9999-change');
+  expect(existsSync(join(folder, 'api.sock'))).toBe(false);
+}, 60_000);
 
 test('usage, configuration and an absent daemon are told apart by exit code', async () => {
   expect((await varve(['frobnicate'])).code).toBe(2);

@@ -11,7 +11,7 @@ import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import type { CaptureView, Dialect, ForkView, VmView } from '../../src/capture/types.ts';
 import type { CrashPoint } from '../../src/crash-points.ts';
 import { openCatalog } from '../../src/catalog/open.ts';
-import { parseConfig } from '../../src/config/load.ts';
+import { loadConfig } from '../../src/config/load.ts';
 import { launchMiniVm } from '../../src/minivm/launch.ts';
 import type { LaunchOptions, MiniVm } from '../../src/minivm/launch.ts';
 import { materialise } from '../../src/restore/materialise.ts';
@@ -34,7 +34,7 @@ const logCharactersMax = 200_000;
 export class Daemon implements AsyncDisposable {
   readonly folder: string;
   readonly socketPath: string;
-  readonly #configPath: string;
+  readonly configPath: string;
   #child: ChildProcess | null = null;
   #log = '';
 
@@ -42,12 +42,19 @@ export class Daemon implements AsyncDisposable {
   constructor(folder: string, settings = '') {
     this.folder = folder;
     this.socketPath = join(folder, 'varve.sock');
-    this.#configPath = join(folder, 'varve.toml');
+    this.configPath = join(folder, 'varve.toml');
     writeFileSync(
-      this.#configPath,
+      this.configPath,
       `[paths]\nstate = "${join(folder, 'state')}"\nsocket_roots = ["${folder}"]\n` +
         `[server]\nlisten = "off"\nsocket = "${this.socketPath}"\n[node]\nid = "test"\n${settings}`,
     );
+  }
+
+  /** The last one started. */
+  get pid(): number {
+    const pid = this.#child?.pid;
+    if (pid === undefined) throw new Error('the daemon does not run');
+    return pid;
   }
 
   /** The end of what it said. */
@@ -74,7 +81,7 @@ export class Daemon implements AsyncDisposable {
     rmSync(this.#crashFile, { force: true });
     const program = join(process.cwd(), 'bin/varve');
     const env = { ...process.env, VARVE_CRASH_FILE: this.#crashFile };
-    const child = spawn(process.execPath, [program, 'serve', '--config', this.#configPath], {
+    const child = spawn(process.execPath, [program, 'serve', '--config', this.configPath], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env,
     });
@@ -207,9 +214,7 @@ export class Daemon implements AsyncDisposable {
 
 /** Rebuilds a snapshot's files from the daemon's folders, whether or not it runs. */
 export async function rebuild(daemon: Daemon, snapshot: string): Promise<Materialised> {
-  const state = join(daemon.folder, 'state');
-  const input = { paths: { state, socket_roots: [daemon.folder] } };
-  const config = mustOk(parseConfig(input, 'the test'));
+  const config = mustOk(loadConfig({ path: daemon.configPath }));
   const catalog = mustOk(await openCatalog({ url: config.catalog.url }));
   try {
     const store = mustOk(await FileArtifactStore.open({ root: config.paths.artifacts }));

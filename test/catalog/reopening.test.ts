@@ -1,0 +1,259 @@
+/** A catalog that is away when it is wanted, or goes away, and what its daemon sees of that. */
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { sql } from 'kysely';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock, type Clock } from '../../src/clock.ts';
+import { openCatalog, openCurrent } from '../../src/catalog/open.ts';
+import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
+import { ReopeningDatabase, reopeningCatalog } from '../../src/catalog/reopening.ts';
+import type { ReopeningCatalog } from '../../src/catalog/reopening.ts';
+import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
+import { NODE, errorKind, onEachDialect, patient, publishOne, value } from './catalogs.ts';
+import { lockedBy } from './locker.ts';
+
+/** What was told, in order, and what is awaited of it. */
+class Told {
+  readonly all: string[] = [];
+  #waiters: (() => void)[] = [];
+
+  tell(what: string): void {
+    this.all.push(what);
+    for (const wake of this.#waiters.splice(0)) wake();
+  }
+
+  /** Until so much has been told. */
+  async count(count: number): Promise<readonly string[]> {
+    while (this.all.length < count) {
+      await new Promise<void>((resolve) => this.#waiters.push(resolve));
+    }
+    return this.all;
+  }
+}
+
+function reopening(
+  url: string,
+  config: Partial<CatalogConfig> = {},
+): ReopeningCatalog & { readonly told: Told } {
+  const told = new Told();
+  const made = reopeningCatalog(
+    { ...patient, connectTimeoutMs: 600_000, url, ...config },
+    {
+      nodeId: NODE,
+      onOpen: () => told.tell('open'),
+      onAway: ({ kind }) => told.tell(kind),
+      onForgotten: ({ kind }) => told.tell(kind),
+    },
+  );
+  return { ...made, told };
+}
+
+const statement = (catalog: OpenCatalog, text: string) =>
+  catalog.database.write('test', (tx) => sql.raw(text).execute(tx.db));
+
+const nodesOf = async ({ catalog }: ReopeningCatalog) =>
+  value(await catalog.listNodes()).map(({ id }) => id);
+
+onEachDialect('a catalog that is there', (dialect) => {
+  test('is asked while it is being opened, and has the node registered', async () => {
+    const made = reopening(await dialect.newUrl());
+    // Before the first try has ended: the question waits for it.
+    expect(await nodesOf(made)).toEqual([NODE]);
+    value(await made.firstTry);
+    expect(made.catalog.dialect).toBe(dialect.name);
+    const { snapshotId } = await publishOne(made.catalog);
+    expect(value(await made.catalog.resolve(snapshotId)).snapshot.nodeId).toBe(NODE);
+    await made.catalog.close();
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-closed');
+    expect(made.told.all).toEqual(['open']);
+  });
+
+  test('of a newer program says so in every answer, until it is not any more', async () => {
+    const url = await dialect.newUrl();
+    const other = value(await openCatalog({ ...patient, url }));
+    const newer = `INSERT INTO migration (id, breaking, applied_at_ms) VALUES ('9999-new', 1, 1)`;
+    await statement(other, newer);
+    const made = reopening(url);
+    expect(errorKind(await made.firstTry)).toBe('catalog-newer');
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-newer');
+    expect(errorKind(await made.catalog.listHolds({}))).toBe('catalog-newer');
+    await statement(other, `DELETE FROM migration WHERE id = '9999-new'`);
+    expect(await made.told.count(2)).toEqual(['catalog-newer', 'open']);
+    expect(await nodesOf(made)).toEqual([NODE]);
+    await made.catalog.close();
+    await other.close();
+  });
+
+  test('answers a forgotten node what does not name it', async () => {
+    const url = await dialect.newUrl();
+    const other = value(await openCatalog({ ...patient, url }));
+    value(await other.registerNode({ nodeId: NODE }));
+    value(await other.forgetNode(NODE));
+    const made = reopening(url);
+    expect(errorKind(await made.firstTry)).toBe('node-forgotten');
+    expect(made.told.all).toEqual(['node-forgotten', 'open']);
+    value(await made.catalog.ping());
+    const refused = await made.catalog.recordUpload({ nodeId: NODE, artifacts: [] });
+    expect(errorKind(refused)).toBe('request-invalid');
+    await expect(publishOne(made.catalog)).rejects.toThrow('node-forgotten');
+    await made.catalog.close();
+    await other.close();
+  });
+});
+
+const nobody = 'postgres://varve@localhost/varve?host=/nonexistent';
+
+test('one try at a time, after growing waits, and none after it was closed', async () => {
+  const waits: number[] = [];
+  const away: string[] = [];
+  const running = { now: 0, most: 0, all: 0 };
+  let enough: () => void = () => undefined;
+  const waited = new Promise<void>((resolve) => (enough = resolve));
+  const clock: Clock = {
+    ...systemClock,
+    sleep: async (ms, signal) => {
+      waits.push(ms);
+      if (waits.length < 8) return;
+      enough();
+      await systemClock.sleep(600_000, signal);
+    },
+  };
+  const database = new ReopeningDatabase({
+    clock,
+    random: () => 0,
+    open: async () => {
+      running.all += 1;
+      running.now += 1;
+      running.most = Math.max(running.most, running.now);
+      try {
+        return await openCurrent({ url: nobody });
+      } finally {
+        running.now -= 1;
+      }
+    },
+    onOpen: () => undefined,
+    onAway: ({ kind }) => away.push(kind),
+  });
+  await waited;
+  await database.close();
+  expect(waits).toEqual([200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
+  expect(running).toEqual({ now: 0, most: 1, all: 8 });
+  // One reason, told once.
+  expect(away).toEqual(['catalog-unavailable']);
+  const asked = database.read('test', () => Promise.resolve());
+  await expect(asked).rejects.toMatchObject({ detail: { kind: 'catalog-closed' } });
+});
+
+test('a URL that names no catalog is refused at once', () => {
+  expect(() => reopening('mysql://localhost/x')).toThrow('neither sqlite:/path nor postgres://');
+});
+
+describe('an SQLite catalog', () => {
+  const folders: string[] = [];
+  afterAll(() => Promise.all(folders.map((path) => rm(path, { recursive: true, force: true }))));
+  const newFolder = async (): Promise<string> => {
+    const folder = await mkdtemp(join(fastFolder, 'varve-reopening-'));
+    folders.push(folder);
+    return folder;
+  };
+
+  test('whose folder cannot be made yet is opened once it can', async () => {
+    const inTheWay = join(await newFolder(), 'mount');
+    await writeFile(inTheWay, 'no folder');
+    const made = reopening(`sqlite:${inTheWay}/catalog.db`);
+    expect(errorKind(await made.firstTry)).toBe('catalog-unavailable');
+    expect(errorKind(await made.catalog.list({}))).toBe('catalog-unavailable');
+    await rm(inTheWay);
+    expect(await made.told.count(2)).toEqual(['catalog-unavailable', 'open']);
+    expect(await nodesOf(made)).toEqual([NODE]);
+    await made.catalog.close();
+  });
+
+  test('locked by another process is busy, and opened once it is not', async () => {
+    const path = join(await newFolder(), 'catalog.db');
+    await using other = await lockedBy(path);
+    const made = reopening(`sqlite:${path}`, { lockTimeoutMs: 100 });
+    expect(errorKind(await made.firstTry)).toBe('catalog-busy');
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-busy');
+    await other.end();
+    expect(await made.told.count(2)).toEqual(['catalog-busy', 'open']);
+    expect(await nodesOf(made)).toEqual([NODE]);
+    await made.catalog.close();
+  });
+
+  test('that has all it needs is opened while another process writes', async () => {
+    const path = join(await newFolder(), 'catalog.db');
+    const before = reopening(`sqlite:${path}`);
+    value(await before.firstTry);
+    await before.catalog.close();
+    await using other = await lockedBy(path);
+    const made = reopening(`sqlite:${path}`);
+    value(await made.firstTry);
+    expect(await nodesOf(made)).toEqual([NODE]);
+    await other.end();
+    await made.catalog.close();
+  });
+});
+
+const missing = postgresMissing();
+describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () => {
+  let server: TestPostgres;
+  beforeAll(async () => {
+    server = await TestPostgres.start();
+    return () => server[Symbol.asyncDispose]();
+  });
+
+  test('whose server is down at first, and later again, is there whenever the server is', async () => {
+    if (!server.canRestart) return;
+    const url = await server.newDatabase();
+    await server.down();
+    const made = reopening(url);
+    expect(errorKind(await made.firstTry)).toBe('catalog-unavailable');
+    expect(errorKind(await made.catalog.list({}))).toBe('catalog-unavailable');
+    await server.up();
+    expect(await made.told.count(2)).toEqual(['catalog-unavailable', 'open']);
+    // What comes back is an older copy, in which the node is not registered.
+    await server.admin('DELETE FROM node', url);
+    await server.down('immediate');
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-unavailable');
+    expect(await made.told.count(3)).toEqual([
+      ...['catalog-unavailable', 'open', 'catalog-unavailable'],
+    ]);
+    await server.up();
+    await made.told.count(4);
+    expect(await nodesOf(made)).toEqual([NODE]);
+    await publishOne(made.catalog);
+    await made.catalog.close();
+  });
+
+  test('that comes back as one of a newer program is not used', async () => {
+    if (!server.canRestart) return;
+    const url = await server.newDatabase();
+    const made = reopening(url);
+    value(await made.firstTry);
+    const newer = `INSERT INTO migration (id, breaking, applied_at_ms) VALUES ('9999-new', 1, 1)`;
+    await server.admin(newer, url);
+    await server.down('immediate');
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-unavailable');
+    await server.up();
+    expect((await made.told.count(3)).slice(2)).toEqual(['catalog-newer']);
+    expect(errorKind(await made.catalog.list({}))).toBe('catalog-newer');
+    await server.admin(`DELETE FROM migration WHERE id = '9999-new'`, url);
+    expect((await made.told.count(4)).slice(3)).toEqual(['open']);
+    value(await made.catalog.list({}));
+    await made.catalog.close();
+  });
+
+  test('that is lost while many ask is opened once', async () => {
+    if (!server.canRestart) return;
+    const made = reopening(await server.newDatabase());
+    value(await made.firstTry);
+    await server.down('immediate');
+    const answers = await Promise.all(Array.from({ length: 50 }, () => made.catalog.ping()));
+    expect(new Set(answers.map(errorKind))).toEqual(new Set(['catalog-unavailable']));
+    await server.up();
+    expect(await made.told.count(3)).toEqual(['open', 'catalog-unavailable', 'open']);
+    value(await made.catalog.ping());
+    await made.catalog.close();
+  });
+});
