@@ -215,16 +215,17 @@ describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () =>
     // What comes back is an older copy, in which the node is not registered.
     await server.admin('DELETE FROM node', url);
     await server.down('immediate');
-    expect(errorKind(await made.catalog.ping())).toBe('catalog-unavailable');
-    expect(await made.told.count(3)).toEqual([
-      ...['catalog-unavailable', 'open', 'catalog-unavailable'],
-    ]);
+    // Many find it lost at once, and it is opened once.
+    const answers = await Promise.all(Array.from({ length: 50 }, () => made.catalog.ping()));
+    expect(new Set(answers.map(errorKind))).toEqual(new Set(['catalog-unavailable']));
     await server.up();
-    await made.told.count(4);
+    expect(await made.told.count(4)).toEqual([
+      ...['catalog-unavailable', 'open', 'catalog-unavailable', 'open'],
+    ]);
     expect(await nodesOf(made)).toEqual([NODE]);
     await publishOne(made.catalog);
     await made.catalog.close();
-  });
+  }, 180_000);
 
   test('that comes back as one of a newer program is not used', async () => {
     if (!server.canRestart) return;
@@ -242,18 +243,5 @@ describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () =>
     expect((await made.told.count(4)).slice(3)).toEqual(['open']);
     value(await made.catalog.list({}));
     await made.catalog.close();
-  });
-
-  test('that is lost while many ask is opened once', async () => {
-    if (!server.canRestart) return;
-    const made = reopening(await server.newDatabase());
-    value(await made.firstTry);
-    await server.down('immediate');
-    const answers = await Promise.all(Array.from({ length: 50 }, () => made.catalog.ping()));
-    expect(new Set(answers.map(errorKind))).toEqual(new Set(['catalog-unavailable']));
-    await server.up();
-    expect(await made.told.count(3)).toEqual(['open', 'catalog-unavailable', 'open']);
-    value(await made.catalog.ping());
-    await made.catalog.close();
-  });
+  }, 180_000);
 });
