@@ -1,12 +1,12 @@
 /**
- * `npm run test:mutation -- [room...] [--only=TEXT]`: breaks the program in the ways that
+ * `npm run test:mutation -- [room...] [--only=TEXT...]`: breaks the program in the ways that
  * `test/mutants/<room>.json` lists, one at a time, in a scratch copy, and runs the tests that
  * should notice. A mutant is an exact text that occurs once, and what stands in its place. The copy
  * has a compiled form of its own, and what is broken is compiled into it, so that worker threads,
  * small VMs and served daemons are broken too. A mutant of `native/` is compiled into the native
  * tests, whose groups its list names. Those tests must pass unbroken, and fail broken. One that
  * hangs is ended after three minutes and said to hang: a busy machine does that too. `--only` takes
- * the mutants whose description holds the text. Exit status 1 if any mutant survives.
+ * the mutants whose description holds one of the texts. Exit status 1 if any mutant survives.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -20,7 +20,8 @@ const hangMs = 180_000;
 const root = join(import.meta.dirname, '..');
 const lists = join(root, 'test/mutants');
 const named = process.argv.slice(2).filter((argument) => !argument.startsWith('--'));
-const only = process.argv.find((argument) => argument.startsWith('--only='))?.slice(7) ?? '';
+const only = process.argv.flatMap((argument) => /^--only=(.*)/.exec(argument)?.[1] ?? []);
+const isWanted = ({ what }) => only.length === 0 || only.some((text) => what.includes(text));
 const rooms = readdirSync(lists)
   .filter((name) => name.endsWith('.json'))
   .map((name) => name.replace(/\.json$/, ''))
@@ -55,12 +56,11 @@ function write(file, text) {
   writeFileSync(join(scratch, 'dist', file.replace(/\.ts$/, '.js')), outputText);
 }
 
+const vitest = ['npx', '--no-install', 'vitest', 'run', '--bail', '1', '--testTimeout', '60000'];
 const make = (...targets) => ['make', '--no-print-directory', '-C', 'native/test', ...targets];
 
 const commandOf = (mutant) =>
-  mutant.native === undefined
-    ? ['npx', '--no-install', 'vitest', 'run', '--bail', '1', ...mutant.tests]
-    : make('run', `ONLY=${mutant.native}`);
+  mutant.native === undefined ? [...vitest, ...mutant.tests] : make('run', `ONLY=${mutant.native}`);
 
 /** As `write`. What is no program would be killed by anything. */
 async function breakIt(mutant, text) {
@@ -98,7 +98,7 @@ const passing = new Set();
 const counts = { passed: 0, failed: 0, hung: 0 };
 for (const room of rooms) {
   const mutants = JSON.parse(readFileSync(join(lists, `${room}.json`), 'utf8'));
-  for (const mutant of mutants.filter(({ what }) => what.includes(only))) {
+  for (const mutant of mutants.filter(isWanted)) {
     const { what, file, find, replace } = mutant;
     const text = readFileSync(join(scratch, file), 'utf8');
     const occurs = text.split(find).length - 1;

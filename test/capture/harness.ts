@@ -1,5 +1,5 @@
 /** A whole daemon's worth of parts, real ones, in a fresh folder; and the small VMs it captures. */
-import { mkdir, mkdtemp, readdir, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -15,7 +15,7 @@ import { parseConfig, type Config } from '../../src/config/load.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { launchMiniVm, type LaunchOptions, type MiniVm } from '../../src/minivm/launch.ts';
 import { Cleanups } from '../../src/pipeline/cleanups.ts';
-import { materialise } from '../../src/restore/materialise.ts';
+import { materialise, type Materialised } from '../../src/restore/materialise.ts';
 import { nodeId, type VmId } from '../../src/units.ts';
 
 export const never: AbortSignal = new AbortController().signal;
@@ -154,13 +154,22 @@ export class Harness implements AsyncDisposable {
     return view.result;
   }
 
+  /** The memory that a snapshot restores to. Much cheaper than a VM that loads it. */
+  async memoryOf(snapshot: string): Promise<Buffer> {
+    const { memoryPath } = await this.#materialise(snapshot);
+    const memory = await readFile(memoryPath);
+    await rm(memoryPath);
+    return memory;
+  }
+
+  async #materialise(snapshot: string): Promise<Materialised> {
+    const folder = await mkdtemp(join(this.folder, 'restore-'));
+    return materialise(this, { snapshot, folder, signal: never });
+  }
+
   /** Restores a snapshot into a fresh small VM, paused. */
   async restore(snapshot: string, options: LaunchOptions = {}): Promise<MiniVm> {
-    const files = await materialise(this, {
-      snapshot,
-      folder: await mkdtemp(join(this.folder, 'restore-')),
-      signal: never,
-    });
+    const files = await this.#materialise(snapshot);
     if (files.vmStatePath === null) throw new Error('the snapshot has no VM state');
     const { memoryPath, vmStatePath } = files;
     return this.vm({ ...options, restore: { memoryPath, snapshotPath: vmStatePath } });
@@ -185,6 +194,24 @@ export async function allHashes(vm: MiniVm): Promise<BigUint64Array> {
   const info = await vm.info();
   const pages = info.regions.reduce((sum, region) => sum + region.bytes, 0) / 4096;
   return vm.hashes(0, pages);
+}
+
+/** All bytes of a VM's memory. */
+export async function allBytes(vm: MiniVm): Promise<Buffer> {
+  const { regions } = await vm.info();
+  return vm.readBytes(
+    0,
+    regions.reduce((sum, region) => sum + region.bytes, 0),
+  );
+}
+
+/** Index of the first page of two images that differs, or null. */
+export function firstDifferingPage(a: Buffer, b: Buffer): number | null {
+  if (a.length !== b.length) return Math.floor(Math.min(a.length, b.length) / 4096);
+  if (a.equals(b)) return null;
+  let page = 0;
+  while (a.compare(b, page * 4096, (page + 1) * 4096, page * 4096, (page + 1) * 4096) === 0) page++;
+  return page;
 }
 
 /** Index of the first page that differs, or null. */

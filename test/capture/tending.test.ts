@@ -12,6 +12,10 @@ async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await isSo())) await new Promise((resolve) => setImmediate(resolve));
 }
 
+/** Resumes that the VMM has answered, whatever it said. */
+const resumes = async (vm: MiniVm): Promise<number> =>
+  (await vm.requests()).filter((each) => each.operation === 'resume' && each.status > 0).length;
+
 async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: VmId): Promise<void> {
   await vm.run({ pages: { firstPage: 1700, pageCount: 3 }, value: 9 });
   const expected = await allHashes(vm);
@@ -30,6 +34,12 @@ test('a VMM that refuses every resume of a capture is resumed later, and capture
   expect(harness.pausedNow).toEqual(new Set([vmId]));
   const refused = await harness.service.startCapture(vmId, {});
   expect(refused.ok ? '' : refused.error.kind).toBe('capture-running');
+  // A try of the tending's own, refused too, changes nothing.
+  const before = await resumes(vm);
+  await until(async () => (await resumes(vm)) > before);
+  await new Promise((resolve) => setImmediate(resolve));
+  expect(harness.service.getVm(vmId)?.pausedByUs).toBe(true);
+  expect(harness.pausedNow).toEqual(new Set([vmId]));
   await vm.clearFaults();
   await until(() => harness.service.getVm(vmId)?.pausedByUs === false);
   expect((await vm.info()).state).toBe('Running');

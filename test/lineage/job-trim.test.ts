@@ -83,6 +83,7 @@ test('trimming goes on by turns, in bounded transactions, until it is stopped', 
   const stop = new AbortController();
   const onFailed = (): never => expect.unreachable();
   const options = { db: counted, clock, retentionMs: 5_000, onFailed };
+  clock.now = 5_000;
   const ended = keepTrimming(options, stop.signal);
   while (clock.sleeps < 1) await new Promise((resolve) => setImmediate(resolve));
   expect(batches).toEqual([0]);
