@@ -14,6 +14,8 @@ import { Client } from '../src/cli/client.ts';
 import { valueOf } from '../src/cli/parts.ts';
 import { launchMiniVm, type LaunchOptions, type MiniVm } from '../src/minivm/launch.ts';
 import { materialise } from '../src/restore/materialise.ts';
+import { directHolds } from '../src/restore/restore-hold.ts';
+import { nodeId } from '../src/units.ts';
 
 export const projectRoot: string = new URL(
   import.meta.url.includes('/dist/') ? '../..' : '..',
@@ -142,8 +144,15 @@ export class BenchDaemon implements AsyncDisposable {
       const store = valueOf(await FileArtifactStore.open({ root: join(state, 'artifacts') }));
       const folder = mkdtempSync(join(this.folder, 'restored-'));
       const signal = new AbortController().signal;
+      const holds = directHolds(catalog, (_hold, error) => {
+        throw new Error(error.message);
+      });
+      valueOf(await catalog.registerNode({ nodeId: nodeId('bench') }));
       const began = process.hrtime.bigint();
-      const files = await materialise({ catalog, store }, { snapshot, folder, signal });
+      const files = await materialise(
+        { catalog, store, nodeId: nodeId('bench'), holds },
+        { snapshot, folder, signal },
+      );
       const tookMs = Number(process.hrtime.bigint() - began) / 1e6;
       return { folder, tookMs, memoryPath: files.memoryPath, vmStatePath: files.vmStatePath ?? '' };
     } finally {

@@ -6,7 +6,7 @@
  */
 import { readFileSync } from 'node:fs';
 
-/** In the order in which a capture passes them; the compactions' come beside. */
+/** In the order in which a capture passes them; those of attaching, forks and compactions beside. */
 export const crashPoints = [
   'folder-made',
   'intent-recorded',
@@ -23,7 +23,11 @@ export const crashPoints = [
   'publish-recorded',
   'before-resume',
   'vm-resumed',
+  'attach-hold-intended',
+  'attach-chain-local',
+  'fork-state-kept',
   'fork-materialised',
+  'fork-child-attached',
   'compaction-merged',
   'compaction-swapped',
 ] as const;

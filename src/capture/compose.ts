@@ -33,6 +33,7 @@ import { orThrow } from './failure.ts';
 import { copyAhead, type CopyAhead } from './copy-ahead.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { Prepared } from './preparation.ts';
+import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { makeDurable, type LazyFile } from './staging.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
@@ -62,6 +63,7 @@ export interface Composition {
   readonly freeze: Freeze;
   readonly meters: ReadonlyMap<StageName, StageMeter>;
   readonly counts: Counts;
+  readonly entry: NewEntry | null;
   readonly memoryFile: LazyFile;
   /** Aborts everything before the commit point. */
   readonly signal: AbortSignal;
@@ -318,7 +320,9 @@ function commitStage(
       recorded: c.recorded,
       syncVmState: async () => {
         const path = c.vmStatePath();
-        if (path !== null) await makeDurable(path);
+        if (path === null) return;
+        await makeDurable(path);
+        await c.entry?.keepState(path);
       },
       sealing: () => c.sealing(prepared.layerPath),
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
@@ -336,6 +340,7 @@ function planOf(c: Composition): PublishPlan {
     snapshotId: snapshotId(randomUUID()),
     contentId: contentId(randomUUID()),
     alias: c.request.alias ?? null,
+    hold: c.entry?.hold ?? null,
     createdAtMs: c.clock.nowMs(),
     vm: vm.vmId,
     epoch: prepared.intent.epoch,

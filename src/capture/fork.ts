@@ -1,110 +1,190 @@
 /**
- * A fork: one capture, then children restored from it. Its layer becomes the memory parent of the
+ * A fork: one capture, then children started from it. Its layer becomes the memory parent of the
  * source and the launch parent of each child. A child that fails to start takes nothing else down.
  */
-import { rm } from 'node:fs/promises';
-import { join } from 'node:path';
-import type { Config } from '../config/schema.ts';
+import { randomUUID } from 'node:crypto';
 import { confinePath } from '../config/roots.ts';
 import { crashPoint } from '../crash-points.ts';
-import { materialise, type Materialised, type MaterialiseDeps } from '../restore/materialise.ts';
+import { materialise } from '../restore/materialise.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
-import type { CaptureId } from '../units.ts';
+import type { CaptureId, LayerUuid, SnapshotId, VmId } from '../units.ts';
 import { VmmClient } from '../vmm/client.ts';
 import type { TrackingMode } from '../vmm/source.ts';
 import { bindVm, vmmTimeouts } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
-import { preparedRoot } from './staging.ts';
+import { durableHolds, type ChainDeps } from './launch-chain.ts';
+import type { LaunchFiles, NewEntry, PreparedEntries } from './prepared-entries.ts';
+import { refused, stoppingError, vmUnknown } from './refusals.ts';
+import { takeUp, takeUpFrom, type TakeUpDeps } from './take-up.ts';
+import type { CaptureEvent, CaptureRequest, CaptureResult, CaptureView } from './types.ts';
 import type { ForkRequest, ForkView, Outcome, VmView } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
-export interface ForkDeps extends MaterialiseDeps {
-  readonly config: Config;
-  readonly trackingMode: TrackingMode;
-  /** Takes the child up; it is paused, with all it wrote since its load in its tracking. */
-  readonly attach: (child: VmHandle, prepared: string) => Promise<Outcome<VmView>>;
+export interface ForkDeps extends TakeUpDeps, ChainDeps {
+  readonly prepared: PreparedEntries;
+  readonly startCapture: (
+    vm: VmId,
+    request: CaptureRequest,
+    entry: NewEntry,
+  ) => Promise<Outcome<CaptureView>>;
+  /** Until the capture ends, or the daemon stops: then it throws. */
+  readonly watch: (capture: CaptureId) => AsyncIterable<CaptureEvent>;
+  readonly getCapture: (capture: CaptureId) => CaptureView | undefined;
+  /** Its needs are over. */
+  readonly ended: () => Promise<void>;
+  readonly stopping: AbortSignal;
 }
 
-export type ForkedChild = ForkView['children'][number];
-
-/** Where the memory file of a fork's children is, for as long as one of them is attached. */
-export function preparedFolder(config: Config, captureId: CaptureId): string {
-  return join(preparedRoot(config), captureId);
+/** Where children come from. */
+interface Origin {
+  /** Makes what they are started from. */
+  readonly prepare: () => Promise<LaunchFiles>;
+  /** Takes a child up; it is paused, with all it wrote since its load in its tracking. */
+  readonly attach: (child: VmHandle) => Promise<Outcome<VmView>>;
 }
 
-/** Starts every child; waits for all. The folder stays only if a child uses it. */
-export async function startChildren(
+type Child = ForkRequest['children'][number];
+type ForkedChild = ForkView['children'][number];
+
+/**
+ * Answers once each child has been tried. They are started from the layers of this node as soon as
+ * the capture is committed, and its publish goes on meanwhile: no outage of the catalog or the store
+ * stops them, and the answer may show the capture as `committed`. Never rejects.
+ */
+export async function forkVm(
+  deps: ForkDeps,
+  vm: VmId,
+  { children, ...request }: ForkRequest,
+): Promise<Outcome<ForkView>> {
+  const mode = deps.vms.handle(vm)?.source.kind;
+  const entry = deps.prepared.begin(randomUUID());
+  try {
+    const started = await deps.startCapture(vm, request, entry);
+    if (!started.ok) return started;
+    if (mode === undefined) return refused(vmUnknown(vm));
+    const { captureId } = started.value;
+    // Else the key was used before, perhaps in an earlier life: nothing local was kept for this call.
+    const isNew = captureId === entry.preparedId;
+    const capture = await reached(deps, captureId, isNew ? 'committed' : 'published');
+    if (!capture.ok) return capture;
+    const { layer, snapshotId } = capture.value;
+    const origin = isNew ? fromLayer(deps, layer, entry) : fromSnapshot(deps, snapshotId, entry);
+    const made = await startChildren(deps, origin, mode, children);
+    const now = deps.getCapture(captureId);
+    return now === undefined ? refused(noResult) : ok({ capture: now, children: made });
+  } catch (error) {
+    return refused(deps.stopping.aborted ? stoppingError() : failureOf(error));
+  } finally {
+    await deps.prepared.end(entry.preparedId);
+    await deps.ended();
+  }
+}
+
+const noResult = { kind: 'internal', message: 'the capture has no result' };
+
+/** The result of a capture that got so far, or why it did not. */
+async function reached(
   deps: ForkDeps,
   captureId: CaptureId,
-  snapshot: string,
-  children: ForkRequest['children'],
-  signal: AbortSignal,
+  step: 'committed' | 'published',
+): Promise<Outcome<CaptureResult>> {
+  for await (const event of deps.watch(captureId)) {
+    if (event.type === 'status' && event.capture.status === step) break;
+  }
+  const capture = deps.getCapture(captureId);
+  const isThere = capture?.status === 'published' || capture?.status === step;
+  if (isThere && capture.result !== null) return ok(capture.result);
+  return refused(capture?.failure ?? noResult);
+}
+
+/** From layers that are here, under the lease and the hold of the entry: asks nobody. */
+function fromLayer({ nodeDb, ...deps }: ForkDeps, layer: LayerUuid, entry: NewEntry): Origin {
+  const chain = nodeDb.chainOf(layer);
+  if (chain === null) throw new Error('the layer is leased for the entry');
+  const { hold, preparedId } = entry;
+  const launched = { layers: chain.layers, hold, preparedId, byUs: true };
+  return {
+    prepare: async () => {
+      await entry.flatten(chain, deps.stopping);
+      return entry;
+    },
+    attach: (child) => Promise.resolve(takeUp({ ...deps, nodeDb }, child, launched)),
+  };
+}
+
+/** Like any restore: what the capture had here may be gone, and its hold with it. */
+function fromSnapshot(deps: ForkDeps, snapshot: SnapshotId, entry: NewEntry): Origin {
+  const { stopping, nodeDb } = deps;
+  const { folder, preparedId } = entry;
+  const request = { snapshot, folder, signal: stopping };
+  return {
+    prepare: () => materialise({ ...deps, holds: durableHolds(nodeDb) }, request),
+    attach: (child) => takeUpFrom(deps, snapshot, child, { byUs: true, preparedId }, stopping),
+  };
+}
+
+/** Starts every child; waits for all. Never rejects. */
+async function startChildren(
+  deps: ForkDeps,
+  origin: Origin,
+  mode: TrackingMode,
+  children: readonly Child[],
 ): Promise<readonly ForkedChild[]> {
-  const folder = preparedFolder(deps.config, captureId);
   const started: ForkedChild[] = [];
   try {
-    const files = await materialise(deps, { snapshot, folder, signal });
+    const files = await origin.prepare();
     crashPoint('fork-materialised');
-    for (const child of children)
-      started.push(await startChild(deps, files, folder, child, signal));
+    const load = loader(deps, origin, files, mode);
+    for (const child of children) started.push(await startChild(load, child));
   } catch (error) {
     const failure = failureOf(error);
     const rest = children.slice(started.length);
     started.push(...rest.map(({ socketPath }) => ({ socketPath, vm: null, failure })));
   }
-  if (started.every((child) => child.vm === null)) {
-    await rm(folder, { recursive: true, force: true });
-  }
   return started;
 }
 
-async function startChild(
-  deps: ForkDeps,
-  files: Materialised,
-  folder: string,
-  child: ForkRequest['children'][number],
-  signal: AbortSignal,
-): Promise<ForkedChild> {
+type Load = (child: Child) => Promise<Result<VmView, FailureDetail>>;
+
+async function startChild(load: Load, child: Child): Promise<ForkedChild> {
   const { socketPath } = child;
   try {
-    const vm = orThrow(await loadAndAttach(deps, files, folder, child, signal));
-    return { socketPath, vm, failure: null };
+    return { socketPath, vm: orThrow(await load(child)), failure: null };
   } catch (error) {
     return { socketPath, vm: null, failure: failureOf(error) };
   }
 }
 
-async function loadAndAttach(
-  deps: ForkDeps,
-  files: Materialised,
-  folder: string,
-  child: ForkRequest['children'][number],
-  signal: AbortSignal,
-): Promise<Result<VmView, FailureDetail>> {
-  const { config, trackingMode } = deps;
-  const socket = confinePath(child.socketPath, config.paths.socketRoots);
-  if (!socket.ok) return socket;
-  if (files.vmStatePath === null) {
-    return err({ kind: 'snapshot-without-vm-state', message: 'the snapshot has no VM state' });
-  }
-  const client = new VmmClient({
-    socketPath: socket.value,
-    timeoutsMs: vmmTimeouts(config),
-  });
-  const loaded = await client.loadSnapshot(
-    {
-      snapshotPath: files.vmStatePath,
-      memory: { backend: 'File', path: files.memoryPath },
-      trackDirtyPages: true,
-      resume: false,
-    },
-    signal,
-  );
-  if (!loaded.ok) return loaded;
-  const bound = await bindVm(config, { ...child, trackingMode }, signal);
-  if (!bound.ok) return bound;
-  const attached = await deps.attach(bound.value, folder);
-  if (!attached.ok) return attached;
-  const resumed = await bound.value.client.resume(signal);
-  return resumed.ok ? ok(attached.value) : resumed;
+function loader(
+  { config, stopping }: ForkDeps,
+  origin: Origin,
+  files: LaunchFiles,
+  trackingMode: TrackingMode,
+): Load {
+  return async (child) => {
+    const socket = confinePath(child.socketPath, config.paths.socketRoots);
+    if (!socket.ok) return socket;
+    if (files.vmStatePath === null) {
+      return err({ kind: 'snapshot-without-vm-state', message: 'the snapshot has no VM state' });
+    }
+    const timeoutsMs = vmmTimeouts(config);
+    const client = new VmmClient({ socketPath: socket.value, timeoutsMs });
+    const loaded = await client.loadSnapshot(
+      {
+        snapshotPath: files.vmStatePath,
+        memory: { backend: 'File', path: files.memoryPath },
+        trackDirtyPages: true,
+        resume: false,
+      },
+      stopping,
+    );
+    if (!loaded.ok) return loaded;
+    const bound = await bindVm(config, { ...child, trackingMode }, stopping);
+    if (!bound.ok) return bound;
+    const attached = await origin.attach(bound.value);
+    crashPoint('fork-child-attached');
+    if (!attached.ok) return attached;
+    const resumed = await bound.value.client.resume(stopping);
+    return resumed.ok ? attached : resumed;
+  };
 }

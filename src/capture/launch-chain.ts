@@ -9,10 +9,12 @@ import { join } from 'node:path';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog, Layer } from '../catalog/catalog.ts';
 import type { Config } from '../config/schema.ts';
+import { crashPoint } from '../crash-points.ts';
 import type { LayerRef } from '../lineage/layers.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
+import type { RestoreHolds } from '../restore/restore-hold.ts';
 import { Failure } from '../result.ts';
-import type { HoldId, NodeId } from '../units.ts';
+import { holdId, type HoldId, type NodeId } from '../units.ts';
 import { orThrow } from './failure.ts';
 import { LAYER_SUFFIX } from './staging.ts';
 
@@ -27,20 +29,56 @@ export interface ChainDeps {
 export interface LocalChain {
   /** Bottom to top. */
   readonly layers: readonly LayerRef[];
-  readonly contentId: string;
+  readonly hold: HoldId;
   /** Those of them that were fetched for this. */
   readonly fetched: readonly LayerRef[];
 }
 
-/** Holds the snapshot for `purpose`, then makes its memory chain local. Throws `Failure`. */
-export async function localChain(
+/**
+ * Lends `use` the memory chain of a snapshot, made local and held for VMs. What `use` leaves in
+ * node.db (a VM that owns the hold and sits on the layers) stays; where it leaves nothing, the hold's
+ * release is queued and the fetched files go. That also happens if the daemon dies in between (H4 of
+ * holds.queries.ts). Throws `Failure`.
+ */
+export async function withLocalChain<T>(
   deps: ChainDeps,
   snapshot: string,
-  hold: { readonly holdId: HoldId; readonly purpose: string },
+  use: (chain: LocalChain) => T,
+  signal: AbortSignal,
+): Promise<T> {
+  const { nodeDb } = deps;
+  const hold = holdId(randomUUID());
+  orThrow(nodeDb.ownHold(hold, { kind: 'restore', id: hold }));
+  crashPoint('attach-hold-intended');
+  let chain: LocalChain | null = null;
+  try {
+    chain = await localChain(deps, snapshot, hold, signal);
+    crashPoint('attach-chain-local');
+    return use(chain);
+  } finally {
+    orThrow(nodeDb.endNeed('restore', hold));
+    if (chain !== null) await dropFetched(deps, chain.fetched);
+  }
+}
+
+/** For other reads of snapshots by this daemon: owned likewise. */
+export function durableHolds(nodeDb: NodeDb): RestoreHolds {
+  return {
+    begin: (hold) => orThrow(nodeDb.ownHold(hold, { kind: 'restore', id: hold })),
+    // What could not be recorded is ended by the next life of the daemon.
+    end: (hold) => Promise.resolve(void nodeDb.endNeed('restore', hold)),
+  };
+}
+
+async function localChain(
+  deps: ChainDeps,
+  snapshot: string,
+  hold: HoldId,
   signal: AbortSignal,
 ): Promise<LocalChain> {
   const { catalog, nodeId } = deps;
-  const held = orThrow(await catalog.hold({ ...hold, nodeId, target: { snapshot } }));
+  const request = { holdId: hold, purpose: 'vm', nodeId, target: { snapshot } };
+  const held = orThrow(await catalog.hold(request));
   if (held.contentId === null) throw new Error('an open hold names its content');
   const content = orThrow(await catalog.findContent(held.contentId));
   const head = content.heads.find((each) => each.role === 'memory');
@@ -49,7 +87,7 @@ export async function localChain(
     throw new Failure({ kind: 'snapshot-without-memory', message });
   }
   const chain = orThrow(await catalog.lineage(head.layer));
-  const layers = leaseKnown(deps, chain, hold.holdId);
+  const layers = leaseKnown(deps, chain, hold);
   const fetched: LayerRef[] = [];
   try {
     for (const layer of chain.slice(layers.length)) fetched.push(await fetch(deps, layer, signal));
@@ -57,19 +95,10 @@ export async function localChain(
     await dropFetched(deps, fetched);
     throw error;
   }
-  return { layers: [...layers, ...fetched], contentId: held.contentId, fetched };
+  return { layers: [...layers, ...fetched], hold, fetched };
 }
 
-/** Ends the lease, and removes fetched files that no record took up. */
-export async function endLease(
-  deps: ChainDeps,
-  holdId: HoldId,
-  chain: LocalChain | null,
-): Promise<void> {
-  orThrow(deps.nodeDb.dropLeases('restore', holdId));
-  if (chain !== null) await dropFetched(deps, chain.fetched);
-}
-
+/** Fetched files that no record took up. */
 async function dropFetched(deps: ChainDeps, fetched: readonly LayerRef[]): Promise<void> {
   for (const { uuid, path } of fetched) {
     if (deps.nodeDb.findLayer(uuid)?.path !== path) await rm(path, { force: true });
@@ -77,7 +106,7 @@ async function dropFetched(deps: ChainDeps, fetched: readonly LayerRef[]): Promi
 }
 
 /** The part of a chain, from its bottom, that this node has; nothing deletes it from now on. */
-function leaseKnown(deps: ChainDeps, chain: readonly Layer[], holdId: HoldId): LayerRef[] {
+function leaseKnown(deps: ChainDeps, chain: readonly Layer[], hold: HoldId): LayerRef[] {
   const known: LayerRef[] = [];
   for (const layer of chain) {
     const local = deps.nodeDb.findLayer(layer.uuid);
@@ -85,7 +114,7 @@ function leaseKnown(deps: ChainDeps, chain: readonly Layer[], holdId: HoldId): L
     known.push({ ...refOf(layer), path: local.path });
   }
   const head = known.at(-1);
-  if (head !== undefined) orThrow(deps.nodeDb.takeLease('restore', holdId, head.uuid));
+  if (head !== undefined) orThrow(deps.nodeDb.takeLease('restore', hold, head.uuid));
   return known;
 }
 

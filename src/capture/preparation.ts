@@ -64,6 +64,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   requireSameSize(vm, nodeDb.getVm(vm.vmId)?.imageBytes ?? null, layout);
   cleanups.use(await engine.enter('commit', signal));
   const folder = await makeStagingFolder(config, captureId);
+  await deps.entry?.makeFolder();
   crashPoint('folder-made');
   const uuid = layerUuid(randomUUID());
   const path = layerPath(config, uuid);

@@ -3,12 +3,14 @@
  * the capture: a publish after a crash does what the first would have done, under the same ids.
  */
 import { z } from 'zod';
-import { contentId, snapshotId } from '../units.ts';
+import { contentId, holdId, snapshotId } from '../units.ts';
 
 const planSchema = z.strictObject({
   snapshotId: z.string().transform(snapshotId),
   contentId: z.string().transform(contentId),
   alias: z.string().nullable(),
+  /** Taken by the publish, if somebody on this node still owns it. Plans of before have none. */
+  hold: z.string().transform(holdId).nullable().default(null),
   createdAtMs: z.int(),
   vm: z.string(),
   epoch: z.int(),

@@ -6,13 +6,17 @@
  *     capture.
  * P3: trying again after a crash first looks whether the snapshot is there: the answer may have
  *     been lost, not the work.
- * P4: captures of one VM publish one after the other, so that a layer never goes before its
- *     predecessor. A publish takes the unpublished layers below with it: the capture that made them
+ * P4: captures of one VM publish one after the other, and so do those that would bring the same
+ *     layer, such as a fork's source and children: a layer never goes before its predecessor, and
+ *     never twice. A publish takes the unpublished layers below with it: the capture that made them
  *     then publishes on what is there.
  * P5: what was stored and turned out not to be needed is given up: by the try that finds out, or,
  *     if the daemon died, by its next life before that stores anything.
  * P6: a layer that was published and that the catalog has forgotten since, because its snapshots
  *     are gone, is published again from this node's file.
+ * P7: the hold of a fork is taken by its capture's publish, if the prepared entry or a child still
+ *     owns it then. If the last of them ends in between, its release is queued, and makes the hold
+ *     spent or closes it.
  */
 import { rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -93,13 +97,32 @@ export class Publisher {
     plan: PublishPlan,
     signal: AbortSignal,
   ): Promise<Result<Published, PublishFailure>> {
-    const before = this.#turns.get(plan.vm) ?? Promise.resolve();
-    const turn = before.then(() => this.#try(captureId, plan, signal));
-    this.#turns.set(plan.vm, turn);
-    void turn.finally(() => {
-      if (this.#turns.get(plan.vm) === turn) this.#turns.delete(plan.vm);
-    });
-    return turn;
+    return this.#inTurn(captureId, plan, () => this.#try(captureId, plan, signal));
+  }
+
+  /** P4. Whoever comes later waits; what may turn out to be brought after all, is waited for anew. */
+  async #inTurn<T>(captureId: CaptureId, plan: PublishPlan, work: () => Promise<T>): Promise<T> {
+    const places = (): string[] => [
+      plan.vm,
+      ...this.#deps.nodeDb.layersToPublish(captureId).map(({ uuid }) => uuid),
+    ];
+    for (;;) {
+      const taken = places();
+      const before = taken.flatMap((place) => this.#turns.get(place) ?? []);
+      const turn = Promise.allSettled(before).then(async () => {
+        if (places().some((place) => !taken.includes(place))) return null;
+        return { done: await work() };
+      });
+      for (const place of taken) this.#turns.set(place, turn);
+      try {
+        const outcome = await turn;
+        if (outcome !== null) return outcome.done;
+      } finally {
+        for (const place of taken) {
+          if (this.#turns.get(place) === turn) this.#turns.delete(place);
+        }
+      }
+    }
   }
 
   /**
@@ -245,6 +268,7 @@ export class Publisher {
       layers,
       heads: [{ role: 'memory', layer: this.#headOf(captureId) }],
       artifacts: vmState === null ? [] : [{ name: 'vm-state', artifact: vmState }],
+      ...this.#holdOf(plan),
       ...(plan.alias === null ? {} : { alias: plan.alias }),
     };
     crashPoint('artifacts-stored');
@@ -254,6 +278,12 @@ export class Publisher {
     // The epoch is committed: a name that somebody else took meanwhile must not keep it from being
     // published. Whoever looks at the capture is told.
     return orThrow(await catalog.publish({ ...request, alias: undefined })).snapshot;
+  }
+
+  /** P7 */
+  #holdOf({ hold }: PublishPlan): Pick<PublishRequest, 'hold'> {
+    if (hold === null || !this.#deps.nodeDb.isHoldOwned(hold)) return {};
+    return { hold: { holdId: hold, purpose: 'prepared' } };
   }
 
   /** What the tries before have named and stored, if it is still what is to be published (P2). */

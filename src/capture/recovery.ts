@@ -16,7 +16,7 @@ import type { VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
-import { LAYER_SUFFIX, preparedRoot, stagingFolder } from './staging.ts';
+import { LAYER_SUFFIX, preparedFolder, preparedRoot, stagingFolder } from './staging.ts';
 import { processLives } from './tending.ts';
 import type { TrackingMode } from './types.ts';
 import { factsOf } from './vm-facts.ts';
@@ -47,10 +47,7 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
     removeFile,
     publish: deps.publish,
   };
-  // A chain that was being made local for a VM: that VM was not attached.
-  for (const { holder, holderId } of nodeDb.leases()) {
-    if (holder === 'restore') orThrow(nodeDb.dropLeases(holder, holderId));
-  }
+  orThrow(nodeDb.endEarlierNeeds());
   const report = await recover(nodeDb, hooks, deps.signal);
   for (const { kind } of report.done) {
     const what = recoveredBy[kind];
@@ -147,7 +144,11 @@ async function orphans(config: Config, nodeDb: NodeDb): Promise<readonly string[
       .filter((job) => job.layer !== null)
       .map((job) => stagingFolder(config, job.captureId)),
   );
-  const prepared = new Set(nodeDb.listVms().map((vm) => factsOf(vm).prepared));
+  const prepared = new Set(
+    nodeDb
+      .listVms()
+      .flatMap(({ preparedId: id }) => (id === null ? [] : [preparedFolder(config, id)])),
+  );
   return [
     ...(await pathsIn(layers)).filter((path) => isLayerFile(path) && !layerPaths.has(path)),
     ...(await pathsIn(staging)).filter((path) => !staged.has(path)),

@@ -30,6 +30,7 @@ import { prepare } from './preparation.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { KeptResult } from './job-view.ts';
 import { LazyFile, stagingFolder } from './staging.ts';
+import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { CaptureProgress } from './progress.ts';
 import type { CaptureRequest, CaptureView, ResumeAfter } from './types.ts';
@@ -46,6 +47,8 @@ export interface RunDeps {
     readonly paused: (vm: VmHandle) => void;
     readonly resumed: (vm: VmHandle) => void;
   };
+  /** What the children of a fork are started from; null where this is no fork's capture. */
+  readonly entry: NewEntry | null;
   /** Keeps chains short; captures wait for it where they must, before their pause. */
   readonly compactor: Pick<Compactor, 'admit' | 'check' | 'captureEnded'>;
   readonly publishOnce: (
@@ -187,6 +190,7 @@ export class CaptureRun {
       vm: this.vm,
       captureId: this.captureId,
       request: this.#request,
+      entry: this.#deps.entry,
       memoryFile,
       vmStatePath: () => this.#vmStatePath,
       fetching: () => (this.#fetchAttempted = true),
@@ -227,7 +231,7 @@ export class CaptureRun {
     const facts = { publishJson: JSON.stringify(plan), resultJson: JSON.stringify(kept) };
     orThrow(nodeDb.sealed(this.captureId, sealed, facts));
     crashPoint('seal-recorded');
-    orThrow(nodeDb.commit(this.captureId));
+    orThrow(nodeDb.commit(this.captureId, this.#deps.entry));
     this.#committed = true;
     crashPoint('epoch-committed');
     this.vm.settleEpoch('commit', (error) =>

@@ -3,7 +3,7 @@
  * jobs outlive their callers, and node.db outlives the daemon.
  */
 import { randomUUID } from 'node:crypto';
-import { mkdir, rm } from 'node:fs/promises';
+import { mkdir } from 'node:fs/promises';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog } from '../catalog/catalog.ts';
 import type { Clock } from '../clock.ts';
@@ -14,27 +14,24 @@ import { keepTrimming } from '../lineage/job-trim.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
 import { checkedMerge } from '../lineage/merge-run.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
-import { err, ok, type FailureDetail, type Result } from '../result.ts';
+import { ok, type FailureDetail } from '../result.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
-import {
-  captureId as toCaptureId,
-  holdId,
-  type CaptureId,
-  type NodeId,
-  type VmId,
-} from '../units.ts';
+import { captureId as toCaptureId, type CaptureId, type NodeId, type VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
 import { precopyProblem } from './copy-ahead.ts';
 import type { Engine } from './engine.ts';
 import { failureOf } from './failure.ts';
-import { startChildren } from './fork.ts';
+import { forkVm, type ForkDeps } from './fork.ts';
 import { hostFacts, hostVirtualization } from './host-facts.ts';
 import { keptJson, viewOfJob } from './job-view.ts';
-import { endLease, localChain, type LocalChain } from './launch-chain.ts';
+import type { ChainDeps } from './launch-chain.ts';
 import type { CaptureObserver } from './observer.ts';
+import { PreparedEntries, type NewEntry } from './prepared-entries.ts';
 import { Publisher } from './publisher.ts';
 import { rebind, recoverAtStart } from './recovery.ts';
+import { refused, runningFacts, stoppingError, vmUnknown } from './refusals.ts';
 import { CaptureRun, type RunDeps } from './run.ts';
+import { takeUp, takeUpFrom, type LaunchedFrom, type TakeUpDeps } from './take-up.ts';
 import { processLives, Tending } from './tending.ts';
 import { watchRun } from './watch.ts';
 import type {
@@ -71,6 +68,8 @@ const attachTimeoutMs = 15_000;
 /** Captures that a list shows, newest first. */
 const listMax = 1_000;
 
+const freshVm: LaunchedFrom = { layers: [], hold: null, preparedId: null, byUs: false };
+
 export class CaptureService implements Captures {
   readonly #deps: ServiceDeps;
   readonly #vms: VmTable;
@@ -79,6 +78,9 @@ export class CaptureService implements Captures {
   readonly #publisher: Publisher;
   readonly #compactor: Compactor;
   readonly #tending: Tending;
+  readonly #prepared: PreparedEntries;
+  readonly #takeUps: TakeUpDeps & ChainDeps;
+  readonly #forks: ForkDeps;
   readonly #stopping = new AbortController();
   readonly #background = new Set<Promise<unknown>>();
 
@@ -101,6 +103,21 @@ export class CaptureService implements Captures {
       onFailed: (vm, failure) => deps.observer.warn('a compaction failed', { vm, failure }),
     });
     const { signal } = this.#stopping;
+    this.#prepared = new PreparedEntries(deps);
+    this.#takeUps = {
+      ...deps,
+      vms: this.#vms,
+      runningOn: (vm) => this.#byVm.get(vm)?.captureId ?? null,
+    };
+    this.#forks = {
+      ...this.#takeUps,
+      prepared: this.#prepared,
+      startCapture: (...request) => this.#startCapture(...request),
+      watch: (id) => this.watch(id, signal),
+      getCapture: (id) => this.getCapture(id),
+      ended: () => this.#deleteUnneeded(),
+      stopping: signal,
+    };
     this.#tending = new Tending({
       ...deps,
       vms: this.#vms,
@@ -146,67 +163,12 @@ export class CaptureService implements Captures {
       const trackingMode = request.trackingMode ?? this.#deps.config.memorySnapshot.trackingMode;
       const bound = await bindVm(this.#deps.config, { ...request, trackingMode }, signal);
       if (!bound.ok) return refused(bound.error);
-      return await this.#attachBound(bound.value, request, { byUs: false }, signal);
+      const { launchParent } = request;
+      if (launchParent === undefined) return takeUp(this.#takeUps, bound.value, freshVm);
+      const launched = { byUs: false, preparedId: null };
+      return await takeUpFrom(this.#takeUps, launchParent, bound.value, launched, signal);
     } catch (error) {
       return refused(failureOf(error));
-    }
-  }
-
-  async #attachBound(
-    handle: VmHandle,
-    request: AttachRequest,
-    launched: { readonly byUs: boolean; readonly prepared?: string },
-    signal: AbortSignal,
-  ): Promise<Outcome<VmView>> {
-    const { nodeDb } = this.#deps;
-    const hold = holdId(randomUUID());
-    let kept = false;
-    let holdKept = false;
-    let chain: LocalChain | null = null;
-    try {
-      chain =
-        request.launchParent === undefined
-          ? null
-          : await localChain(
-              this.#deps,
-              request.launchParent,
-              { holdId: hold, purpose: 'vm' },
-              signal,
-            );
-      const attached = nodeDb.attachVm({
-        vmId: handle.vmId,
-        socketPath: handle.client.socketPath,
-        pid: handle.identity.pid,
-        startTimeTicks: handle.identity.startTimeTicks,
-        dialect: handle.facts.dialect,
-        trackingMode: handle.source.kind,
-        imageBytes: null,
-        launchParent: chain?.layers ?? [],
-        launchFilesOurs: true,
-        trackedSinceLaunch: launched.byUs || handle.facts.state === 'Not started',
-        factsJson: JSON.stringify({
-          version: handle.facts.version,
-          capabilities: handle.facts.capabilities,
-          hold: chain === null ? null : hold,
-          prepared: launched.prepared ?? null,
-        }),
-      });
-      if (!attached.ok) return refused(attached.error);
-      // A VM that was attached already keeps its record, and with it its first hold.
-      holdKept = factsOf(attached.value).hold === hold;
-      kept = true;
-      // A capture that runs goes on with the handle it has.
-      const running = this.#byVm.get(handle.vmId);
-      if (running === undefined) this.#vms.put(handle);
-      else handle[Symbol.dispose]();
-      const view = this.#vms.view(handle.vmId, running?.captureId ?? null);
-      return view === undefined ? refused(vmUnknown(handle.vmId)) : ok(view);
-    } finally {
-      if (!kept) handle[Symbol.dispose]();
-      if (request.launchParent !== undefined) {
-        if (!holdKept) nodeDb.queueRelease(hold);
-        await endLease(this.#deps, hold, chain);
-      }
     }
   }
 
@@ -223,14 +185,22 @@ export class CaptureService implements Captures {
     const detached = nodeDb.detachVm(id);
     if (!detached.ok) return refused(detached.error, runningFacts(detached.error));
     this.#vms.drop(id);
-    const facts = factsOf(detached.value);
-    if (facts.hold !== null) nodeDb.queueRelease(holdId(facts.hold));
-    await this.#removePrepared(facts.prepared);
+    const { preparedId } = detached.value;
+    if (preparedId !== null) await this.#prepared.settle(preparedId);
     await this.#deleteUnneeded();
     return ok(null);
   }
 
-  async startCapture(id: VmId, request: CaptureRequest): Promise<Outcome<CaptureView>> {
+  startCapture(id: VmId, request: CaptureRequest): Promise<Outcome<CaptureView>> {
+    return this.#startCapture(id, request, null);
+  }
+
+  /** With `entry`, it is a fork's: its capture is named like the entry. */
+  async #startCapture(
+    id: VmId,
+    request: CaptureRequest,
+    entry: NewEntry | null,
+  ): Promise<Outcome<CaptureView>> {
     const { nodeDb, clock } = this.#deps;
     if (this.#stopping.signal.aborted) return refused(stoppingError());
     const handle = this.#vms.handle(id);
@@ -243,7 +213,8 @@ export class CaptureService implements Captures {
     const repeated = await this.#aliasProblem(request);
     if (repeated !== null) return refused(repeated);
     const created = nodeDb.createJob({
-      captureId: toCaptureId(randomUUID()),
+      captureId: toCaptureId(entry?.preparedId ?? randomUUID()),
+      kind: entry === null ? 'capture' : 'fork',
       vmId: id,
       idempotencyKey: idempotencyKey ?? null,
       requestJson: JSON.stringify(rest),
@@ -253,10 +224,15 @@ export class CaptureService implements Captures {
     const { captureId } = created.value.job;
     if (!created.value.created)
       return ok(this.getCapture(captureId) ?? viewOfJob(created.value.job));
-    return ok(this.#startRun(handle, captureId, request).view());
+    return ok(this.#startRun(handle, captureId, request, entry).view());
   }
 
-  #startRun(handle: VmHandle, captureId: CaptureId, request: CaptureRequest): CaptureRun {
+  #startRun(
+    handle: VmHandle,
+    captureId: CaptureId,
+    request: CaptureRequest,
+    entry: NewEntry | null,
+  ): CaptureRun {
     const { engine, config, clock, nodeDb, observer, supervisor } = this.#deps;
     const run = new CaptureRun(handle, captureId, request, {
       engine,
@@ -265,6 +241,7 @@ export class CaptureService implements Captures {
       nodeDb,
       observer,
       supervisor,
+      entry,
       compactor: this.#compactor,
       publishOnce: (capture, plan, _layer, signal) =>
         this.#publisher.publishOnce(capture, plan, signal),
@@ -350,29 +327,10 @@ export class CaptureService implements Captures {
     return view;
   }
 
-  async fork(id: VmId, request: ForkRequest): Promise<Outcome<ForkView>> {
-    const { children, ...captureRequest } = request;
-    const mode = this.#vms.handle(id)?.source.kind;
-    const started = await this.startCapture(id, captureRequest);
-    if (!started.ok) return started;
-    if (mode === undefined) return refused(vmUnknown(id));
-    const { signal } = this.#stopping;
-    const capture = await this.waitFor(started.value.captureId, signal);
-    if (capture.status !== 'published' || capture.result === null) {
-      return refused(capture.failure ?? { kind: 'internal', message: 'the capture has no result' });
-    }
-    const launchParent = capture.result.snapshotId;
-    const deps = {
-      ...this.#deps,
-      trackingMode: mode,
-      attach: (child: VmHandle, prepared: string) => {
-        const { socketPath } = child.client;
-        const launched = { byUs: true, prepared };
-        return this.#attachBound(child, { socketPath, launchParent }, launched, signal);
-      },
-    };
-    const made = await startChildren(deps, capture.captureId, launchParent, children, signal);
-    return ok({ capture, children: made });
+  fork(id: VmId, request: ForkRequest): Promise<Outcome<ForkView>> {
+    const made = forkVm(this.#forks, id, request);
+    this.#track(made);
+    return made;
   }
 
   async close(): Promise<void> {
@@ -388,13 +346,6 @@ export class CaptureService implements Captures {
   #track(work: Promise<unknown>): void {
     this.#background.add(work);
     void work.finally(() => this.#background.delete(work));
-  }
-
-  /** The memory file of a fork's children goes with the last of them. */
-  async #removePrepared(folder: string | null): Promise<void> {
-    if (folder === null) return;
-    const used = this.#deps.nodeDb.listVms().some((vm) => factsOf(vm).prepared === folder);
-    if (!used) await rm(folder, { recursive: true, force: true });
   }
 
   #publishLater(job: CaptureJob): void {
@@ -415,20 +366,6 @@ export class CaptureService implements Captures {
   }
 }
 
-function refused(error: ServiceError, facts?: ServiceError['facts']): Result<never, ServiceError> {
-  const { kind, message } = error;
-  return err(facts === undefined ? { kind, message } : { kind, message, facts });
-}
-
-function runningFacts(error: {
-  readonly kind: string;
-  readonly runningCaptureId?: CaptureId;
-}): ServiceError['facts'] {
-  return error.runningCaptureId === undefined
-    ? undefined
-    : { runningCaptureId: error.runningCaptureId };
-}
-
 /** The VM is on record, but its process was not taken up again since the daemon started. */
 function notFoundAgain(record: VmRecord): ServiceError {
   const { vmId, pid, socketPath } = record;
@@ -440,13 +377,3 @@ function notFoundAgain(record: VmRecord): ServiceError {
     'it is tried again';
   return { kind: 'vmm-unreachable', message };
 }
-
-const vmUnknown = (id: VmId): ServiceError => ({
-  kind: 'vm-unknown',
-  message: `no VM ${id} is attached`,
-});
-
-const stoppingError = (): ServiceError => ({
-  kind: 'daemon-stopping',
-  message: 'the daemon is stopping and takes no more captures',
-});

@@ -31,9 +31,14 @@ export function layerPath(config: Config, uuid: LayerUuid): string {
   return join(config.paths.layers, `${uuid}${LAYER_SUFFIX}`);
 }
 
-/** Where the memory files of forks' children are. */
+/** Where prepared entries are. */
 export function preparedRoot(config: Config): string {
   return join(config.paths.state, 'prepared');
+}
+
+/** Where one entry's memory file is, for as long as a VM that was started from it is attached. */
+export function preparedFolder(config: Config, preparedId: string): string {
+  return join(preparedRoot(config), preparedId);
 }
 
 /** The memory file of a VMM that hands out bytes, opened when the first batch needs it. */

@@ -5,25 +5,13 @@ import { bytes, guestAddress, hostAddress } from '../units.ts';
 
 /** What the record of a VM keeps for this room. */
 export interface VmRecordFacts {
-  /** Catalog hold on its launch parent. */
-  readonly hold: string | null;
-  /** Folder of the memory file that a fork started it from. */
-  readonly prepared: string | null;
   /** Where the process has its guest's memory; null until a capture found out. */
   readonly layout: MemoryLayout | null;
 }
 
 export function factsOf(vm: VmRecord): VmRecordFacts {
-  const facts = JSON.parse(vm.factsJson) as {
-    readonly hold?: string;
-    readonly prepared?: string;
-    readonly layout?: unknown;
-  };
-  return {
-    hold: facts.hold ?? null,
-    prepared: facts.prepared ?? null,
-    layout: facts.layout == null ? null : keptLayout.parse(facts.layout),
-  };
+  const { layout } = JSON.parse(vm.factsJson) as { readonly layout?: unknown };
+  return { layout: layout == null ? null : keptLayout.parse(layout) };
 }
 
 const address = z.string().transform((text) => BigInt(text));

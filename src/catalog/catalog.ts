@@ -61,6 +61,16 @@ export interface PublishRequest {
   readonly heads: readonly ContentHead[];
   readonly artifacts: readonly ContentArtifact[];
   readonly alias?: string | undefined;
+  /** Taken on the content together with the snapshot. An id that is spent is left as it is. */
+  readonly hold?: NewHold | undefined;
+}
+
+/** A hold that a publish takes; its node is the publisher. */
+export interface NewHold {
+  /** Chosen, and made durable, by the caller before this call. */
+  readonly holdId: HoldId;
+  /** As in `HoldRequest`. */
+  readonly purpose: string;
 }
 
 export type SnapshotState = 'active' | 'retired';
@@ -89,6 +99,8 @@ export interface PublishedSnapshot {
   readonly snapshot: Snapshot;
   /** False when an earlier call had already published exactly this. */
   readonly created: boolean;
+  /** Whether this call took the hold: false where none was asked for, or its id was spent. */
+  readonly held: boolean;
 }
 
 /** A usable snapshot, with what it needs. */
@@ -186,6 +198,7 @@ type PublishRefusals =
   | 'artifact-conflict'
   | 'chain-too-deep'
   | 'content-conflict'
+  | 'hold-conflict'
   | 'layer-conflict'
   | 'layer-missing'
   | 'node-forgotten'

@@ -105,6 +105,10 @@ export function checkPublish(request: PublishRequest): void {
     checkName('alias', request.alias);
     if (request.alias === request.snapshotId) invalid('alias', 'is the id of the snapshot itself');
   }
+  if (request.hold !== undefined) {
+    checkName('hold.holdId', request.hold.holdId);
+    checkForeignName('hold.purpose', request.hold.purpose);
+  }
   checkArtifact('manifest', request.manifest);
   if (request.manifest.kind !== 'manifest') invalid('manifest.kind', 'is not "manifest"');
   checkLayers(request);

@@ -42,22 +42,35 @@ export async function findHold(tx: Tx, id: HoldId): Promise<Hold | undefined> {
   return row && toHold(row);
 }
 
-export async function insertHold(
-  tx: Tx,
-  hold: { id: HoldId; contentId: ContentId; nodeId: NodeId; purpose: string },
-): Promise<void> {
-  await tx.db
+interface OpenHold {
+  readonly id: HoldId;
+  readonly contentId: ContentId;
+  readonly nodeId: NodeId;
+  readonly purpose: string;
+}
+
+const openRow = (tx: Tx, hold: OpenHold) => ({
+  id: hold.id,
+  content_id: hold.contentId,
+  held_content_id: hold.contentId,
+  node_id: hold.nodeId,
+  purpose: hold.purpose,
+  created_at_ms: tx.nowMs,
+  released_at_ms: null,
+});
+
+export async function insertHold(tx: Tx, hold: OpenHold): Promise<void> {
+  await tx.db.insertInto('hold').values(openRow(tx, hold)).execute();
+}
+
+/** False where the id is in use or spent; on PostgreSQL after whoever is about to decide that. */
+export async function insertHoldIfNew(tx: Tx, hold: OpenHold): Promise<boolean> {
+  const result = await tx.db
     .insertInto('hold')
-    .values({
-      id: hold.id,
-      content_id: hold.contentId,
-      held_content_id: hold.contentId,
-      node_id: hold.nodeId,
-      purpose: hold.purpose,
-      created_at_ms: tx.nowMs,
-      released_at_ms: null,
-    })
-    .execute();
+    .values(openRow(tx, hold))
+    .onConflict((conflict) => conflict.column('id').doNothing())
+    .executeTakeFirst();
+  return result.numInsertedOrUpdatedRows === 1n;
 }
 
 /**

@@ -1,11 +1,13 @@
 /**
  * Publish: the one transaction that adds layers, a content and a snapshot.
  *
- * Writes: one row per new layer and its object, one per head, one per other object, and a constant.
- * The chain below the new layers is neither read nor written, however deep. Statements: a constant.
+ * Writes: one row per new layer and its object, one per head, one per other object, at most one for a
+ * hold, and a constant. The chain below the new layers is neither read nor written, however deep.
+ * Statements: a constant.
  * Locks (PostgreSQL): key-share on node, content, predecessors, heads' layers and shared objects.
  * So a publish and the condemnation of what it inherits wait for each other, and the loser sees the
- * outcome.
+ * outcome. A hold that is taken waits for a release of the same id, and the other way round: after
+ * both, it is released, whichever came first.
  */
 import { createHash } from 'node:crypto';
 import type { StoredArtifact } from '../artifact/store.ts';
@@ -16,6 +18,7 @@ import type { Layer, NewLayer, PublishRequest, PublishedSnapshot, Snapshot } fro
 import { CHAIN_LAYERS_MAX, refuse } from './check.ts';
 import { findFingerprint, insertContent } from './content.queries.ts';
 import type { Tx } from './database.ts';
+import { findHold, insertHoldIfNew } from './hold.queries.ts';
 import { findLayers, insertLayers } from './layer.queries.ts';
 import { requireNode } from './nodes.ts';
 import { insertReclaims } from './reclaim.queries.ts';
@@ -41,6 +44,8 @@ export async function publish(tx: Tx, request: PublishRequest): Promise<Publishe
   } else {
     await requireSame(tx, request, fingerprint, published);
   }
+  // A snapshot that was there took its hold with it; what became of it since is no matter of ours.
+  const held = published === undefined && (await takeHold(tx, request));
   const { alias } = request;
   const isNew = alias !== undefined && (await nameSnapshot(tx, request, alias));
   // Somebody else has published the same layer or content meanwhile: these copies are not needed.
@@ -50,7 +55,21 @@ export async function publish(tx: Tx, request: PublishRequest): Promise<Publishe
   );
   const snapshot = published ?? newSnapshot(request);
   const aliases = isNew ? [...snapshot.aliases, alias].sort() : snapshot.aliases;
-  return { snapshot: { ...snapshot, aliases }, created: published === undefined };
+  return { snapshot: { ...snapshot, aliases }, created: published === undefined, held };
+}
+
+/** True if it was taken, false if none was asked for or its id is spent. */
+async function takeHold(tx: Tx, request: PublishRequest): Promise<boolean> {
+  const { hold, contentId, nodeId } = request;
+  if (hold === undefined) return false;
+  const { holdId: id, purpose } = hold;
+  if (await insertHoldIfNew(tx, { id, contentId, nodeId, purpose })) return true;
+  const existing = await findHold(tx, id);
+  // Only what was released is ever trimmed.
+  if (existing !== undefined && existing.releasedAtMs === null) {
+    refuse('hold-conflict', id, `hold ${id} was taken before this publish`);
+  }
+  return false;
 }
 
 /** Two requests with one content id must agree on this. */

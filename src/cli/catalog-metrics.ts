@@ -12,6 +12,12 @@ export function countHolds<D extends Transactions>(
 ): OpenCatalog<D> {
   return {
     ...catalog,
+    publish: async (request) => {
+      const published = await catalog.publish(request);
+      const taken = published.ok && published.value.held ? request.hold : undefined;
+      if (taken !== undefined) metrics.held(taken.purpose);
+      return published;
+    },
     hold: async (request) => {
       const held = await catalog.hold(request);
       if (held.ok) metrics.held(request.purpose);

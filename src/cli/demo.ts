@@ -12,8 +12,9 @@ import { configOf } from '../config/load.ts';
 import { launchMiniVm, type MiniVm } from '../minivm/launch.ts';
 import { silentLogger } from '../observability/log.ts';
 import { materialise, type Materialised } from '../restore/materialise.ts';
-import { Failure } from '../result.ts';
-import { MIB, PAGE_BYTES, vmId } from '../units.ts';
+import { directHolds } from '../restore/restore-hold.ts';
+import { Failure, type FailureDetail } from '../result.ts';
+import { MIB, PAGE_BYTES, nodeId, vmId, type HoldId } from '../units.ts';
 import { exitCodes, globalOptions } from './context.ts';
 import { demoReport, type DemoOutcome, type DemoStep } from './demo-report.ts';
 import { openParts, valueOf, type Parts } from './parts.ts';
@@ -167,18 +168,27 @@ async function goesOn(vm: MiniVm): Promise<boolean> {
   return false;
 }
 
+function notReleased(hold: HoldId, error: FailureDetail): never {
+  throw new Failure({ ...error, message: `hold ${hold} could not be released: ${error.message}` });
+}
+
 async function prove(stage: Stage, options: DemoOptions, line: ProgressLine) {
   const { parts, vm } = stage;
   line.show('capturing once more, paused by the owner');
   await vm.pause();
   const last = await capture(parts, 'demo-last');
   const restoreStartedMs = performance.now();
-  const files = await materialise(parts, {
-    snapshot: resultOf(last).snapshotId,
-    folder: join(options.folder, 'restored'),
-    signal: never,
-    onProgress: (at) => line.bar('restoring', at.doneBytes, at.totalBytes),
-  });
+  const holds = directHolds(parts.catalog, notReleased);
+  const node = nodeId(parts.config.node.id);
+  const files = await materialise(
+    { ...parts, nodeId: node, holds },
+    {
+      snapshot: resultOf(last).snapshotId,
+      folder: join(options.folder, 'restored'),
+      signal: never,
+      onProgress: (at) => line.bar('restoring', at.doneBytes, at.totalBytes),
+    },
+  );
   await using restored = await restoreInto(stage, files);
   const restoreMs = performance.now() - restoreStartedMs;
   line.show('comparing every page');

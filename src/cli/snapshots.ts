@@ -5,6 +5,9 @@ import type { Content, Layer, Snapshot, SnapshotPage } from '../catalog/catalog.
 import { openCatalog } from '../catalog/open.ts';
 import type { VmView } from '../capture/types.ts';
 import { materialise } from '../restore/materialise.ts';
+import { directHolds } from '../restore/restore-hold.ts';
+import type { FailureDetail } from '../result.ts';
+import { nodeId, type HoldId } from '../units.ts';
 import { clientFrom, segment, type Client } from './client.ts';
 import { configFrom, print, ProblemAnswer } from './context.ts';
 import { catalogOptions, valueOf } from './parts.ts';
@@ -136,6 +139,13 @@ function addLineage(program: Command): void {
     });
 }
 
+function holdStays(hold: HoldId, { message }: FailureDetail): void {
+  process.stderr.write(
+    `hold ${hold} could not be released (${message}): it keeps the snapshot's bytes until\n` +
+      `DELETE /v1/holds/${hold}\n`,
+  );
+}
+
 function addRestore(program: Command): void {
   program
     .command('restore')
@@ -147,9 +157,13 @@ function addRestore(program: Command): void {
       const catalog = valueOf(await openCatalog(catalogOptions(config)));
       try {
         const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+        // Its hold names a node: this one, whether or not a daemon ever ran here.
+        const node = nodeId(config.node.id);
+        valueOf(await catalog.registerNode({ nodeId: node }));
+        const holds = directHolds(catalog, holdStays);
         using line = progressLine();
         const made = await materialise(
-          { catalog, store },
+          { catalog, store, nodeId: node, holds },
           {
             snapshot,
             folder: options.output,

@@ -35,13 +35,16 @@
  * - I9 `begin` refuses, before any pause, a chain that the new layer would take past 255.
  * - I10 A capture's lease holds the memory parent from `begin` to commit or abort, and its own chain
  *      from commit to `published`.
+ * - I11 What a fork starts its children from is leased, and its hold owned, by the transaction that
+ *      commits its capture: there is no moment in which the layer could be deleted.
  */
 import type { Database } from 'better-sqlite3';
 import type { FailureDetail } from '../result.ts';
 import { assert } from '../result.ts';
 import { pagesExact, pagesToBytes } from '../units.ts';
-import type { CaptureId, SnapshotId, VmId } from '../units.ts';
+import type { CaptureId, HoldId, SnapshotId, VmId } from '../units.ts';
 import { refuse } from './failures.ts';
+import { addOwner } from './holds.queries.ts';
 import { activeJob, insertJob, findJobByKey, requireJob, setFailure } from './jobs.queries.ts';
 import { setIntent, setLayer, setResult, setSnapshot, setStep } from './jobs.queries.ts';
 import type { CaptureJob, CaptureStep, NewJob } from './jobs.queries.ts';
@@ -275,8 +278,20 @@ export function sealed(
   setStep(db, captureId, 'sealed', nowMs);
 }
 
-/** Step 5, the commit point (I3, I8). */
-export function commit(db: Database, captureId: CaptureId, nowMs: number): CaptureJob {
+/** A prepared entry that a commit makes: a fork's children are started from the new layer. */
+export interface PreparedEntry {
+  readonly preparedId: string;
+  /** Taken by the capture's publish; the entry owns it from now on. */
+  readonly hold: HoldId;
+}
+
+/** Step 5, the commit point (I3, I8, I11). */
+export function commit(
+  db: Database,
+  captureId: CaptureId,
+  entry: PreparedEntry | null,
+  nowMs: number,
+): CaptureJob {
   const job = requireJob(db, captureId);
   if (job.step === 'committed' || job.step === 'published') return job;
   expectStep(job, 'commit', ['sealed']);
@@ -287,6 +302,10 @@ export function commit(db: Database, captureId: CaptureId, nowMs: number): Captu
   addLayer(db, layer, job.parentUuid, { managed: true, published: false });
   dropLeases(db, 'capture', captureId);
   takeLease(db, 'capture', captureId, layer.uuid, nowMs);
+  if (entry !== null) {
+    takeLease(db, 'prepared', entry.preparedId, layer.uuid, nowMs);
+    addOwner(db, entry.hold, { kind: 'prepared', id: entry.preparedId });
+  }
   nextEpoch(db, vm.vmId, job.advance ? layer.uuid : vm.memoryHead);
   if (job.advance) clearLedger(db, vm.vmId);
   setStep(db, captureId, 'committed', nowMs);

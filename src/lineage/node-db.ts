@@ -14,9 +14,12 @@ import type {
   CreatedJob,
   EpochIntent,
   FetchedPages,
+  PreparedEntry,
 } from './epochs.ts';
 import type { NodeDbError } from './failures.ts';
 import { refuse } from './failures.ts';
+import * as holds from './holds.queries.ts';
+import type { HoldOwner, Need, OwnedHold } from './holds.queries.ts';
 import * as jobs from './jobs.queries.ts';
 import type { CaptureJob, JobQuery, NewJob } from './jobs.queries.ts';
 import * as layers from './layers.queries.ts';
@@ -116,7 +119,10 @@ export class NodeDb {
     return layers.chainOf(this.#db, this.getVm(vmId)?.memoryHead ?? null);
   }
 
-  /** Refused while a capture is active. Returns the record as it was. */
+  /**
+   * Refused while a capture is active. Returns the record as it was. If nobody else owns its hold, the
+   * release is queued.
+   */
   detachVm(vmId: VmId): Outcome<VmRecord> {
     return this.#change((db, nowMs) => {
       const vm = vms.requireVm(db, vmId);
@@ -201,8 +207,9 @@ export class NodeDb {
     return this.#change((db, nowMs) => epochs.sealed(db, captureId, layer, kept, nowMs));
   }
 
-  commit(captureId: CaptureId): Outcome<CaptureJob> {
-    return this.#change((db, nowMs) => epochs.commit(db, captureId, nowMs));
+  /** With `entry`, what is committed is leased for it at once, and it owns its hold. */
+  commit(captureId: CaptureId, entry: PreparedEntry | null = null): Outcome<CaptureJob> {
+    return this.#change((db, nowMs) => epochs.commit(db, captureId, entry, nowMs));
   }
 
   published(captureId: CaptureId, snapshot: SnapshotId): Outcome<CaptureJob> {
@@ -337,7 +344,36 @@ export class NodeDb {
     return compactions.pending(this.#db);
   }
 
-  // Catalog holds to release
+  // Catalog holds: the invariants are in holds.queries.ts
+
+  /** Before the catalog is asked for it. */
+  ownHold(hold: HoldId, owner: HoldOwner): Outcome<void> {
+    return this.#change((db) => holds.addOwner(db, hold, owner));
+  }
+
+  isHoldOwned(hold: HoldId): boolean {
+    return holds.isOwned(this.#db, hold);
+  }
+
+  holdOwners(): OwnedHold[] {
+    return holds.listOwners(this.#db);
+  }
+
+  /** Drops its leases and its share of holds; queues the release of those that were its alone. */
+  endNeed(need: Need, id: string): Outcome<void> {
+    return this.#change((db, nowMs) => holds.endNeed(db, need, id, nowMs));
+  }
+
+  /** At start-up: what was under way in an earlier life is not. */
+  endEarlierNeeds(): Outcome<void> {
+    return this.#change((db, nowMs) => holds.endEarlierNeeds(db, nowMs));
+  }
+
+  isPreparedUsed(preparedId: string): boolean {
+    return holds.isPreparedUsed(this.#db, preparedId);
+  }
+
+  // Their releases
 
   queueRelease(hold: HoldId): Outcome<void> {
     return this.#change((db, nowMs) => releases.queueRelease(db, hold, nowMs));

@@ -116,22 +116,50 @@ CREATE TABLE compaction (
 ) STRICT;
 `;
 
-const steps: readonly string[] = [step1, step2];
+const step3 = `
+-- Who needs a catalog hold; its release is queued with the last of them.
+CREATE TABLE hold_owner (
+  hold_id TEXT NOT NULL,
+  owner_kind TEXT NOT NULL,
+  owner_id TEXT NOT NULL,
+  PRIMARY KEY (hold_id, owner_kind, owner_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX hold_owner_by_owner ON hold_owner(owner_kind, owner_id);
+
+-- The prepared entry whose memory file the VM was started from.
+ALTER TABLE vm ADD COLUMN prepared_id TEXT;
+CREATE INDEX vm_prepared ON vm(prepared_id) WHERE prepared_id IS NOT NULL;
+
+-- Both were kept in facts_json: the hold itself, and the entry's folder, named by a UUID. Holds of
+-- VMs that were detached may not have been queued: releasing twice is harmless.
+INSERT INTO hold_owner (hold_id, owner_kind, owner_id)
+  SELECT json_extract(facts_json, '$.hold'), 'vm', vm_id FROM vm
+  WHERE detached_at_ms IS NULL AND json_extract(facts_json, '$.hold') IS NOT NULL;
+INSERT OR IGNORE INTO release_queue (hold_id, queued_at_ms, attempts)
+  SELECT json_extract(facts_json, '$.hold'), detached_at_ms, 0 FROM vm
+  WHERE detached_at_ms IS NOT NULL AND json_extract(facts_json, '$.hold') IS NOT NULL;
+UPDATE vm SET prepared_id = substr(json_extract(facts_json, '$.prepared'), -36)
+  WHERE detached_at_ms IS NULL AND json_extract(facts_json, '$.prepared') IS NOT NULL;
+UPDATE vm SET facts_json = json_remove(facts_json, '$.hold', '$.prepared');
+`;
+
+/** In order; frozen once merged. */
+export const schemaSteps: readonly string[] = [step1, step2, step3];
 
 /** The version this program writes. */
-export const schemaVersion = steps.length;
+export const schemaVersion = schemaSteps.length;
 
 export function bringUpToDate(db: Database): void {
   const done = db.pragma('user_version', { simple: true }) as number;
-  if (done > steps.length) {
+  if (done > schemaSteps.length) {
     refuse({
       kind: 'node-db-newer',
-      message: `${db.name} has schema version ${done}; this program knows up to ${steps.length}`,
+      message: `${db.name} has schema version ${done}; this program knows up to ${schemaSteps.length}`,
     });
   }
-  if (done === steps.length) return;
+  if (done === schemaSteps.length) return;
   db.transaction(() => {
-    for (const step of steps.slice(done)) db.exec(step);
-    db.pragma(`user_version = ${steps.length}`);
+    for (const step of schemaSteps.slice(done)) db.exec(step);
+    db.pragma(`user_version = ${schemaSteps.length}`);
   }).immediate();
 }

@@ -1,7 +1,8 @@
 import type { Database } from 'better-sqlite3';
 import { bytes, captureId, layerUuid, vmId as toVmId } from '../units.ts';
-import type { Bytes, CaptureId, LayerUuid, VmId } from '../units.ts';
+import type { Bytes, CaptureId, HoldId, LayerUuid, VmId } from '../units.ts';
 import { refuse } from './failures.ts';
+import { addOwner, endOwner } from './holds.queries.ts';
 import { addChain, addLayer, findLayer } from './layers.queries.ts';
 import type { LayerRef } from './layers.queries.ts';
 import { all, one, run } from './statements.ts';
@@ -25,6 +26,10 @@ export interface AttachVm {
    * launched by us. Otherwise the first capture from a source that clears on read widens.
    */
   readonly trackedSinceLaunch: boolean;
+  /** The catalog hold on its launch parent: owned by the VM from now until it is detached. */
+  readonly hold?: HoldId | null;
+  /** The prepared entry whose memory file it was started from. */
+  readonly preparedId?: string | null;
   /** Whatever else the caller wants back with the record (capabilities, VMM version, …). */
   readonly factsJson?: string;
   readonly nowMs: number;
@@ -47,6 +52,7 @@ export interface VmRecord {
   readonly lostIfClearing: boolean;
   /** The capture that paused it and has not resumed it. */
   readonly pausedBy: CaptureId | null;
+  readonly preparedId: string | null;
   readonly factsJson: string;
   readonly attachedAtMs: number;
 }
@@ -65,6 +71,7 @@ interface VmRow {
   readonly lost_reason: string | null;
   readonly lost_if_clearing: number;
   readonly paused_by: string | null;
+  readonly prepared_id: string | null;
   readonly facts_json: string;
   readonly attached_at_ms: number;
 }
@@ -83,6 +90,7 @@ const toVm = (row: VmRow): VmRecord => ({
   lostReason: row.lost_reason,
   lostIfClearing: row.lost_if_clearing === 1,
   pausedBy: row.paused_by === null ? null : captureId(row.paused_by),
+  preparedId: row.prepared_id,
   factsJson: row.facts_json,
   attachedAtMs: row.attached_at_ms,
 });
@@ -112,7 +120,10 @@ function wasCleared(db: Database, v: AttachVm): boolean {
   return one(db, sql, v.pid, v.startTimeTicks.toString()) !== undefined;
 }
 
-/** Attaching the same process under the same id again returns the record as it is. */
+/**
+ * Attaching the same process under the same id again returns the record as it is: it keeps the hold
+ * that it owns.
+ */
 export function attach(db: Database, v: AttachVm): VmRecord {
   const known = findVm(db, v.vmId);
   if (known !== undefined) {
@@ -132,9 +143,9 @@ export function attach(db: Database, v: AttachVm): VmRecord {
   run(
     db,
     `INSERT INTO vm (vm_id, socket_path, pid, start_time_ticks, dialect, tracking_mode, image_bytes,
-      launch_head, memory_head, epoch, lost_reason, lost_if_clearing, read_cleared, facts_json,
-      attached_at_ms)
-     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?)`,
+      launch_head, memory_head, epoch, lost_reason, lost_if_clearing, read_cleared,
+      prepared_id, facts_json, attached_at_ms)
+     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)`,
     v.vmId,
     v.socketPath,
     v.pid,
@@ -147,9 +158,11 @@ export function attach(db: Database, v: AttachVm): VmRecord {
     lostReason,
     cleared ? 0 : 1,
     cleared ? 1 : 0,
+    v.preparedId ?? null,
     v.factsJson ?? '{}',
     v.nowMs,
   );
+  if (v.hold != null) addOwner(db, v.hold, { kind: 'vm', id: v.vmId });
   return requireVm(db, v.vmId);
 }
 
@@ -168,12 +181,14 @@ function launchHead(db: Database, v: AttachVm): LayerUuid | null {
   return below;
 }
 
-/** Its heads, ledger and leases go; the row stays, so that the process is known again. */
+/** Its heads, ledger and share of its hold go; the row stays, so that the process is known again. */
 export function detach(db: Database, vmId: VmId, nowMs: number): void {
   run(db, 'DELETE FROM ledger WHERE vm_id = ?', vmId);
+  endOwner(db, { kind: 'vm', id: vmId }, nowMs);
   run(
     db,
-    `UPDATE vm SET detached_at_ms = ?, launch_head = NULL, memory_head = NULL, paused_by = NULL
+    `UPDATE vm SET detached_at_ms = ?, launch_head = NULL, memory_head = NULL, paused_by = NULL,
+       prepared_id = NULL
      WHERE vm_id = ?`,
     nowMs,
     vmId,

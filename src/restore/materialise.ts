@@ -1,8 +1,10 @@
 /**
  * Rebuilds a snapshot's runtime input on this node: one flat, sparse memory file and the VM state
  * file, as a VMM's `snapshot/load` takes them; and beside them what OverlayBD consumers open. Every
- * byte is checked against the digest that the catalog names before it is used.
+ * byte is checked against the digest that the catalog names before it is used. All is read under a
+ * hold, so that a snapshot that is retired meanwhile is still read to its end.
  */
+import { randomUUID } from 'node:crypto';
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { decodeManifest, manifestBytesMax, type Manifest } from '../artifact/manifest.ts';
@@ -12,11 +14,15 @@ import { flattenStack, type Progress } from '../layer/flatten.ts';
 import { LayerStack } from '../layer/layer-stack.ts';
 import { exportOverlaybd, removeOverlaybd } from './overlaybd-export.ts';
 import { Failure, type FailureDetail, type Result } from '../result.ts';
-import { bytes } from '../units.ts';
+import { bytes, holdId, type HoldId, type NodeId } from '../units.ts';
+import type { RestoreHolds } from './restore-hold.ts';
 
 export interface MaterialiseDeps {
   readonly catalog: Catalog;
   readonly store: ArtifactStore;
+  /** Registered in the catalog: its name is in the hold. */
+  readonly nodeId: NodeId;
+  readonly holds: RestoreHolds;
 }
 
 export interface Materialised {
@@ -37,15 +43,32 @@ export interface MaterialiseRequest {
   readonly onProgress?: ((progress: Progress) => void) | undefined;
 }
 
-/** Throws `Failure`. Whatever was written is removed when it fails. */
+/** Throws `Failure`. Whatever was written is removed when it fails, and the hold released. */
 export async function materialise(
   deps: MaterialiseDeps,
   request: MaterialiseRequest,
 ): Promise<Materialised> {
-  const { catalog, store } = deps;
+  const hold = holdId(randomUUID());
+  deps.holds.begin(hold);
+  try {
+    return await readHeld(deps, request, hold);
+  } finally {
+    await deps.holds.end(hold);
+  }
+}
+
+async function readHeld(
+  deps: MaterialiseDeps,
+  request: MaterialiseRequest,
+  hold: HoldId,
+): Promise<Materialised> {
+  const { catalog, store, nodeId } = deps;
   const { signal, folder } = request;
-  const resolved = orFail(await catalog.resolve(request.snapshot));
-  const { content, snapshot } = resolved;
+  const target = { snapshot: request.snapshot };
+  const held = orFail(await catalog.hold({ holdId: hold, nodeId, target, purpose: 'restore' }));
+  if (held.contentId === null) throw new Error('an open hold names its content');
+  const snapshot = orFail(await catalog.show(request.snapshot));
+  const content = orFail(await catalog.findContent(held.contentId));
   const read = orFail(await store.readAll(content.manifest, bytes(manifestBytesMax), signal));
   const manifest = orFail(decodeManifest(read, content.manifest.key));
   const head = content.heads.find((each) => each.role === 'memory');

@@ -15,7 +15,12 @@ import { parseConfig, type Config } from '../../src/config/load.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { launchMiniVm, type LaunchOptions, type MiniVm } from '../../src/minivm/launch.ts';
 import { Cleanups } from '../../src/pipeline/cleanups.ts';
-import { materialise, type Materialised } from '../../src/restore/materialise.ts';
+import {
+  materialise,
+  type Materialised,
+  type MaterialiseDeps,
+} from '../../src/restore/materialise.ts';
+import { directHolds } from '../../src/restore/restore-hold.ts';
 import { nodeId, type VmId } from '../../src/units.ts';
 
 export const never: AbortSignal = new AbortController().signal;
@@ -164,7 +169,14 @@ export class Harness implements AsyncDisposable {
 
   async #materialise(snapshot: string): Promise<Materialised> {
     const folder = await mkdtemp(join(this.folder, 'restore-'));
-    return materialise(this, { snapshot, folder, signal: never });
+    return materialise(this.restores, { snapshot, folder, signal: never });
+  }
+
+  /** What a restore by another process reads with. */
+  get restores(): MaterialiseDeps {
+    const { catalog, store } = this;
+    const holds = directHolds(catalog, (_hold, error) => expect.fail(error.message));
+    return { catalog, store, nodeId: nodeId('test-node'), holds };
   }
 
   /** Restores a snapshot into a fresh small VM, paused. */

@@ -2,6 +2,7 @@ import { beforeAll, expect, test } from 'vitest';
 import type { PublishRequest } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import type { StatementEvent } from '../../src/catalog/database.ts';
+import { holdId } from '../../src/units.ts';
 import {
   NODE,
   errorKind,
@@ -173,6 +174,14 @@ onEachDialect('statements', (dialect) => {
     log.length = 0;
     value(await catalog.publish(many));
     expect(log.length).toBe(counts[0]?.statements);
+    // A fork's hold: one row, one statement.
+    const hold = { holdId: holdId('counted'), purpose: 'prepared' };
+    const held = { ...(await prepare(catalog, { layers: 1 })), hold };
+    const before = await rowCount(catalog);
+    log.length = 0;
+    value(await catalog.publish(held));
+    expect(log.length).toBe((counts[0]?.statements ?? 0) + 1);
+    expect((await rowCount(catalog)) - before).toBe((counts[0]?.rows ?? 0) + 1);
     await catalog.close();
   });
 });

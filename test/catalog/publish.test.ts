@@ -1,6 +1,6 @@
 import { beforeAll, expect, test } from 'vitest';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
-import { bytes } from '../../src/units.ts';
+import { bytes, holdId } from '../../src/units.ts';
 import {
   NODE,
   errorKind,
@@ -120,6 +120,51 @@ onEachDialect('publish', (dialect) => {
     expect(errorKind(await catalog.addAlias('third', first.snapshotId))).toBe('snapshot-retired');
     value(await catalog.addAlias('third', second.snapshotId));
     value(await catalog.addAlias('third', second.snapshotId));
+  });
+
+  test('a publish takes the hold that it is asked for, once, and says so', async () => {
+    const hold = { holdId: holdId('of-publish'), purpose: 'prepared' };
+    const request = { ...(await prepare(catalog)), hold };
+    expect(value(await catalog.publish(request))).toMatchObject({ created: true, held: true });
+    const open = value(await catalog.listHolds({ contentId: request.contentId }));
+    expect(open).toMatchObject([{ id: hold.holdId, nodeId: NODE, purpose: 'prepared' }]);
+    expect(value(await catalog.publish(request))).toMatchObject({ created: false, held: false });
+    value(await catalog.release(hold.holdId));
+    // A retry whose answer was lost does not take it again.
+    expect(value(await catalog.publish(request))).toMatchObject({ created: false, held: false });
+    expect(value(await catalog.listHolds({ contentId: request.contentId }))).toEqual([]);
+  });
+
+  test('a hold that was released before its publish is left spent, and the snapshot published', async () => {
+    const hold = { holdId: holdId('spent'), purpose: 'prepared' };
+    value(await catalog.release(hold.holdId));
+    const request = { ...(await prepare(catalog)), hold };
+    expect(value(await catalog.publish(request))).toMatchObject({ created: true, held: false });
+    expect(value(await catalog.listHolds({ contentId: request.contentId }))).toEqual([]);
+    value(await catalog.resolve(request.snapshotId));
+  });
+
+  test('a hold id that is in use is refused, and nothing is published', async () => {
+    const { snapshotId: target } = await publishOne(catalog);
+    const taken = { holdId: holdId('in-use'), purpose: 'vm' };
+    value(await catalog.hold({ ...taken, nodeId: NODE, target: { snapshot: target } }));
+    const request = { ...(await prepare(catalog)), hold: taken };
+    expect(errorKind(await catalog.publish(request))).toBe('hold-conflict');
+    expect(errorKind(await catalog.show(request.snapshotId))).toBe('snapshot-missing');
+    value(await catalog.publish({ ...request, hold: undefined }));
+    const bad = { ...(await prepare(catalog)), hold: { holdId: holdId('../x'), purpose: 'vm' } };
+    expect(errorKind(await catalog.publish(bad))).toBe('request-invalid');
+  });
+
+  test('a publish and the release of its hold at once leave no open hold', async () => {
+    for (let round = 0; round < 8; round += 1) {
+      const hold = { holdId: holdId(`race-${round}`), purpose: 'prepared' };
+      const request = { ...(await prepare(catalog)), hold };
+      const both = await Promise.all([catalog.publish(request), catalog.release(hold.holdId)]);
+      for (const each of both) expect(each.ok).toBe(true);
+      expect(value(await catalog.listHolds({ contentId: request.contentId }))).toEqual([]);
+      value(await catalog.resolve(request.snapshotId));
+    }
   });
 
   test('a snapshot marked invalid is refused with the reason until the mark is gone', async () => {

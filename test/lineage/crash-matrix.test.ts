@@ -14,7 +14,7 @@ import { Random } from './model/pages.ts';
 import { World, maxChain, noCounts, writePages } from './model/world.ts';
 import type { ModelVm } from './model/world.ts';
 
-const ofCapture = crashPoints.filter((point) => !/^(fork|compaction)/.test(point));
+const ofCapture = crashPoints.filter((point) => !/^(attach|fork|compaction)/.test(point));
 const chosen: Readonly<Record<Dialect, readonly CrashPoint[]>> = {
   aenv: crashPoints,
   firecracker: ['set-fetched', 'seal-recorded'],
@@ -71,7 +71,7 @@ test.each(matrix)(
     await world.daemon.start();
     const vm = await world.addVm(new Random(1), 'dirty');
     for (const [round, point] of points.entries()) {
-      if (point.startsWith('fork')) continue;
+      if (/^(attach|fork)/.test(point)) continue;
       // A page that the capture of the crash may lose, and one that was zeroed over its parent.
       await writePages(vm, [10 + round, 300 + round], {
         fill: 'random',

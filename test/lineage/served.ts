@@ -16,6 +16,8 @@ import { launchMiniVm } from '../../src/minivm/launch.ts';
 import type { LaunchOptions, MiniVm } from '../../src/minivm/launch.ts';
 import { materialise } from '../../src/restore/materialise.ts';
 import type { Materialised } from '../../src/restore/materialise.ts';
+import { directHolds } from '../../src/restore/restore-hold.ts';
+import { nodeId } from '../../src/units.ts';
 import { mustOk } from './fixtures.ts';
 
 export interface Answer {
@@ -220,7 +222,11 @@ export async function rebuild(daemon: Daemon, snapshot: string): Promise<Materia
     const store = mustOk(await FileArtifactStore.open({ root: config.paths.artifacts }));
     const folder = mkdtempSync(join(daemon.folder, 'restore-'));
     const { signal } = new AbortController();
-    return await materialise({ catalog, store }, { snapshot, folder, signal });
+    const holds = directHolds(catalog, (hold, error) => {
+      throw new Error(`hold ${hold}: ${error.message}`);
+    });
+    const deps = { catalog, store, nodeId: nodeId('test'), holds };
+    return await materialise(deps, { snapshot, folder, signal });
   } finally {
     await catalog.close();
   }

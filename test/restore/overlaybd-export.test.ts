@@ -25,7 +25,7 @@ test('the exported image config opens as the stack that the memory file was made
   await vm.run({ pages: { firstPage: 1510, pageCount: 20 }, value: 2 });
   const { snapshotId, layer } = await harness.published(vmId);
   const folder = await mkdtemp(join(harness.folder, 'export-'));
-  const { memoryPath } = await materialise(harness, {
+  const { memoryPath } = await materialise(harness.restores, {
     snapshot: snapshotId,
     folder,
     signal: never,

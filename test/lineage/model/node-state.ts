@@ -2,6 +2,7 @@
 import { copyFileSync, existsSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import SqliteConnection from 'better-sqlite3';
+import type { Daemon } from '../served.ts';
 
 interface LayerRow {
   readonly uuid: string;
@@ -19,7 +20,11 @@ export interface NodeState {
   readonly compactions: number;
   readonly jobs: readonly { readonly id: string; readonly vm: string; readonly step: string }[];
   readonly paused: readonly string[];
+  /** Entries that an attached VM was started from. */
   readonly prepared: readonly string[];
+  readonly owners: readonly { readonly hold: string; readonly kind: string; readonly id: string }[];
+  readonly attached: readonly string[];
+  readonly releases: readonly string[];
 }
 
 /** The daemon keeps node.db locked: a copy is read, of a moment in which nothing was written. */
@@ -71,10 +76,19 @@ function readCopy(path: string): NodeState {
       paused: all<{ id: string }>('SELECT vm_id AS id FROM vm WHERE paused_by IS NOT NULL').map(
         ({ id }) => id,
       ),
-      prepared: all<{ folder: string | null }>(
-        `SELECT json_extract(facts_json, '$.prepared') AS folder FROM vm
-         WHERE detached_at_ms IS NULL`,
-      ).flatMap(({ folder: used }) => (used === null ? [] : [used])),
+      prepared: all<{ id: string }>(
+        `SELECT DISTINCT prepared_id AS id FROM vm
+         WHERE detached_at_ms IS NULL AND prepared_id IS NOT NULL`,
+      ).map(({ id }) => id),
+      owners: all<{ hold: string; kind: string; id: string }>(
+        'SELECT hold_id AS hold, owner_kind AS kind, owner_id AS id FROM hold_owner ORDER BY 1, 2, 3',
+      ),
+      attached: all<{ id: string }>('SELECT vm_id AS id FROM vm WHERE detached_at_ms IS NULL').map(
+        ({ id }) => id,
+      ),
+      releases: all<{ id: string }>('SELECT hold_id AS id FROM release_queue ORDER BY 1').map(
+        ({ id }) => id,
+      ),
     }));
     return read();
   } finally {
@@ -93,7 +107,15 @@ export function leftovers(folder: string): string[] {
   for (const { id, step } of open) found.push(`capture ${id} is ${step}`);
   if (state.compactions > 0) found.push(`${state.compactions} compactions are running`);
   for (const vm of state.paused) found.push(`VM ${vm} is marked as paused by us`);
-  for (const { kind, id } of state.leases) found.push(`a lease of ${kind} ${id}`);
+  const used = new Set(state.prepared);
+  for (const { kind, id } of state.leases) {
+    if (kind !== 'prepared' || !used.has(id)) found.push(`a lease of ${kind} ${id}`);
+  }
+  const owners = { vm: new Set(state.attached), prepared: used };
+  for (const { hold, kind, id } of state.owners) {
+    const known = kind === 'vm' || kind === 'prepared' ? owners[kind] : new Set<string>();
+    if (!known.has(id)) found.push(`hold ${hold} is owned by ${kind} ${id}`);
+  }
 
   const needed = new Set(state.roots);
   const byUuid = new Map(state.layers.map((layer) => [layer.uuid, layer]));
@@ -121,9 +143,25 @@ export function leftovers(folder: string): string[] {
     if (!openIds.has(name)) found.push(`folder ${name} in staging is nobody's`);
   }
   const prepared = join(folder, 'state/prepared');
-  const used = new Set(state.prepared);
   for (const name of names(prepared)) {
-    if (!used.has(join(prepared, name))) found.push(`folder ${name} in prepared is nobody's`);
+    if (!used.has(name)) found.push(`folder ${name} in prepared is nobody's`);
   }
   return found;
+}
+
+/**
+ * Waits while releases are sent; then the catalog's open holds must be the ones that somebody on the
+ * node owns. Returns those.
+ */
+export async function holdsSettled(daemon: Daemon): Promise<readonly string[]> {
+  for (let quiet = 0; ;) {
+    const { body } = await daemon.send('GET', '/v1/holds?limit=1000');
+    const { owners, releases } = readNodeState(daemon.folder);
+    const open = (body as { holds: readonly { id: string }[] }).holds.map(({ id }) => id).sort();
+    const owned = [...new Set(owners.map(({ hold }) => hold))].sort();
+    if (releases.length > 0) continue;
+    if (open.join() === owned.join()) return open;
+    // Read one after the other: a release may have gone in between.
+    if ((quiet += 1) > 3) throw new Error(`open: ${open.join()}; owned: ${owned.join()}`);
+  }
 }

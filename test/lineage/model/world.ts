@@ -8,7 +8,7 @@ import type { CaptureView, Dialect, TrackingMode } from '../../../src/capture/ty
 import { launchMiniVm } from '../../../src/minivm/launch.ts';
 import type { MiniVm } from '../../../src/minivm/launch.ts';
 import { Daemon, rebuild, restoreInto } from '../served.ts';
-import { leftovers, readNodeState } from './node-state.ts';
+import { holdsSettled, leftovers, readNodeState } from './node-state.ts';
 import { afterDevice, afterProgram, difference, freshImage, PAGE, zeroPage } from './pages.ts';
 import type { Expected, Fill, Image, Random } from './pages.ts';
 
@@ -357,8 +357,10 @@ export class World implements AsyncDisposable {
       cursor = page.nextCursor;
     }
     const known = this.kept.map((each) => each.snapshot).sort();
-    if (listed.sort().join() === known.join()) return;
-    throw new Error(`catalog: ${listed.length} snapshots, model: ${known.length}`);
+    if (listed.sort().join() !== known.join()) {
+      throw new Error(`catalog: ${listed.length} snapshots, model: ${known.length}`);
+    }
+    await holdsSettled(this.daemon);
   }
 
   /** Fills the layers' disk to the last byte; disposal makes room again. */
