@@ -10,7 +10,7 @@
 import { expect, test } from 'vitest';
 import type { ArtifactStore } from '../../src/artifact/store.ts';
 import type { PublishRequest } from '../../src/catalog/catalog.ts';
-import type { Database, TransactionEvent, Tx } from '../../src/catalog/database.ts';
+import type { TransactionEvent, Transactions, Tx } from '../../src/catalog/database.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { Collector, gcDefaults } from '../../src/gc/collector.ts';
 import { holdId } from '../../src/units.ts';
@@ -143,13 +143,21 @@ class Run {
     const count = Math.floor(this.#random() * 3) + (on === null ? 1 : 0);
     if (base !== undefined) busy.add(base);
     const catalog = this.#catalog;
-    const request = await this.#world.prepare({ layers: count, on });
+    const prepared = await this.#world.prepare({ layers: count, on });
+    // A fork's, whose release may have come before.
+    const hold = { holdId: holdId(`${this.#tag}-p${(this.#serial += 1)}`), purpose: 'prepared' };
+    const spent = this.#random() < 0.3;
+    if (spent) value(await catalog.release(hold.holdId));
+    const request = this.#random() < 0.4 ? { ...prepared, hold } : prepared;
     this.#pending.add(request);
     const published = await catalog.publish(request);
     this.#pending.delete(request);
     if (published.ok) {
       model.visible.set(request.snapshotId, request.contentId);
       model.heads.set(request.contentId, headOf(request));
+      const asked = 'hold' in request;
+      expect(published.value.held).toBe(asked && !spent);
+      if (published.value.held) model.holds.set(hold.holdId, request.contentId);
       const again = value(await catalog.publish(request));
       expect(again.created).toBe(false);
       return;
@@ -224,13 +232,15 @@ class Run {
   async #collect(): Promise<void> {
     const crash = new Crash(this.#random);
     const { database } = this.#catalog;
-    const fragile = {
-      port: database.port,
+    const fragile: Transactions = {
       clock: database.clock,
       read: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
         crash.around((inside) => database.read(name, (tx) => inside(() => work(tx)))),
       write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
         crash.around((inside) => database.write(name, (tx) => inside(() => work(tx)))),
+      freeReserve: () => database.freeReserve(),
+      restoreReserve: () => database.restoreReserve(),
+      close: () => database.close(),
     };
     const store = new Proxy<ArtifactStore>(this.#world.store, {
       get: (real, name) =>
@@ -241,7 +251,7 @@ class Run {
     });
     // Claims end at once, so that others take over what is claimed still, or by a dead one.
     const config = { ...gcDefaults, batchMax: 1 + Math.floor(this.#random() * 4), claimMs: 0 };
-    const deps = { database: fragile as unknown as Database, store, name: 'fragile' };
+    const deps = { database: fragile, store, name: 'fragile' };
     const done = await new Collector(deps, config).run({}, signal).catch((error: unknown) => {
       if (error !== crash.error) throw error;
     });
