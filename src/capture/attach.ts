@@ -12,7 +12,7 @@ import { identify } from '../vmm/identity.ts';
 import { openDirtySource } from '../vmm/open-source.ts';
 import { enableTracking, probeVmm, type VmmFacts } from '../vmm/probe.ts';
 import { ShadowedSource } from '../vmm/shadow.ts';
-import type { TrackingMode } from '../vmm/source.ts';
+import type { DirtySource, TrackingMode } from '../vmm/source.ts';
 import { readSwapAreas } from '../vmm/swap.ts';
 import { VmHandle } from './vm-handle.ts';
 
@@ -71,9 +71,27 @@ async function bindIdentified(
   const recalled = recalledBy(request, identity);
   const source = await openDirtySource({ client, facts, identity, mode, readSwaps, recalled });
   if (!source.ok) return source;
+  const trackedSinceLaunch = await toldSinceLaunch(facts, source.value, signal);
   const shadowed = config.memorySnapshot.trackingShadow === 'pagemap';
   const chosen = shadowed ? new ShadowedSource(source.value, identity) : source.value;
-  return ok(new VmHandle({ vmId: id.value, client, identity, facts, source: chosen }));
+  return ok(
+    new VmHandle({ vmId: id.value, client, identity, facts, source: chosen, trackedSinceLaunch }),
+  );
+}
+
+/**
+ * Whether every write since launch is still in the VMM's tracking, as far as the VMM says: it has
+ * not run yet, or nobody has committed an epoch of it.
+ */
+async function toldSinceLaunch(
+  facts: VmmFacts,
+  { epochs }: DirtySource,
+  signal: AbortSignal,
+): Promise<boolean> {
+  if (facts.state === 'Not started') return true;
+  if (epochs === null) return false;
+  const status = await epochs.status(signal);
+  return status.ok && status.value.epoch === 0;
 }
 
 /** Addresses mean something within one process only. */

@@ -72,6 +72,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   const intent = orThrow(
     nodeDb.begin(vm.vmId, captureId, {
       clearsOnRead: vm.source.clearsOnRead,
+      forgetsCommitted: vm.source.epochs !== null,
       bytesIn: vm.source.dialect === 'firecracker' ? 'file' : 'process',
       advance: config.lineage.advance,
       scratchPaths: [folder, path],

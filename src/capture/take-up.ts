@@ -45,7 +45,7 @@ export function takeUp(
       imageBytes: null,
       launchParent: launched.layers,
       launchFilesOurs: true,
-      trackedSinceLaunch: launched.byUs || handle.facts.state === 'Not started',
+      trackedSinceLaunch: launched.byUs || handle.trackedSinceLaunch,
       hold: launched.hold,
       preparedId: launched.preparedId,
       factsJson: JSON.stringify({

@@ -13,6 +13,8 @@ export class VmHandle implements Disposable {
   readonly identity: ProcessIdentity;
   readonly facts: VmmFacts;
   readonly source: DirtySource;
+  /** At attach: the VMM's tracking still had every write since launch, for all that it says. */
+  readonly trackedSinceLaunch: boolean;
   /**
    * The end of the VMM's own epoch, commit or abort, while it is on its way: the next capture waits
    * for it, or it would end the next one's.
@@ -25,12 +27,14 @@ export class VmHandle implements Disposable {
     readonly identity: ProcessIdentity;
     readonly facts: VmmFacts;
     readonly source: DirtySource;
+    readonly trackedSinceLaunch: boolean;
   }) {
     this.vmId = parts.vmId;
     this.client = parts.client;
     this.identity = parts.identity;
     this.facts = parts.facts;
     this.source = parts.source;
+    this.trackedSinceLaunch = parts.trackedSinceLaunch;
   }
 
   get gone(): boolean {

@@ -46,7 +46,10 @@ const coalesce = z
       .min(0)
       .max(1024)
       .prefault(0)
-      .describe('Clean pages between two dirty ones that are read along, to make fewer ranges.'),
+      .describe(
+        'Clean pages between two dirty ones that are read along, to make fewer ranges. Only where ' +
+          'pages are read from the process, and none is known to have been removed.',
+      ),
     queue_max: count(1024).prefault(4).describe('Batches of ranges that may wait for a reader.'),
   })
   .describe('Turning the dirty set into ranges.');

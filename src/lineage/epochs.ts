@@ -61,6 +61,8 @@ import type { VmRecord } from './vms.queries.ts';
 export interface BeginOptions {
   /** Reading the source clears it (KVM dirty log behind snapshot/create, VMM-side epochs, …). */
   readonly clearsOnRead: boolean;
+  /** What a committed epoch named is not named again, as with the VMM's own epochs. */
+  readonly forgetsCommitted: boolean;
   /** Where the bytes of a page are: in the process, or only in the file that the fetch wrote. */
   readonly bytesIn: 'process' | 'file';
   /** False: the memory parent stays (`lineage.advance = false`). */
@@ -134,7 +136,8 @@ export function createJob(db: Database, request: NewJob): CreatedJob {
 }
 
 function widenReason(db: Database, vm: VmRecord, o: BeginOptions): string | null {
-  if (vm.lostReason !== null && (o.clearsOnRead || !vm.lostIfClearing)) return vm.lostReason;
+  const forgets = o.clearsOnRead || o.forgetsCommitted;
+  if (vm.lostReason !== null && (forgets || !vm.lostIfClearing)) return vm.lostReason;
   if (o.bytesIn === 'file' && hasLedger(db, vm.vmId)) {
     return 'pages of an earlier epoch were only in its memory file';
   }
@@ -167,7 +170,7 @@ export function begin(
     widenReason: reason,
     scratchPaths: o.scratchPaths ?? [],
   });
-  if (o.clearsOnRead) setReadCleared(db, vmId);
+  if (o.clearsOnRead || o.forgetsCommitted) setReadCleared(db, vmId);
   if (vm.memoryHead !== null) takeLease(db, 'capture', captureId, vm.memoryHead, nowMs);
   setStep(db, captureId, 'intended', nowMs);
   return {

@@ -5,9 +5,11 @@
  * memory does not grow with the guest.
  */
 import { coalesceBatch } from '../native/guest.ts';
-import type { MemoryLayout, PageBitmap } from '../memory.ts';
+import type { PageBitmap } from '../memory.ts';
 import { SEGMENT_BYTES_MAX } from '../layer/format.ts';
 import type { Stage } from '../pipeline/stage.ts';
+import { isEmptyBitmap } from '../vmm/bitmap.ts';
+import { layoutRows } from '../vmm/layout.ts';
 import type { RangeBatch, SelectedSet } from './items.ts';
 
 export interface CoalesceConfig {
@@ -24,9 +26,9 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
     name: 'coalesce',
     async *run(input, { meter, signal }) {
       for await (const set of input) {
-        const regions = regionRows(set.layout);
+        const regions = layoutRows(set.layout);
         const limits = { regions, signal };
-        const joinGapPages = set.frozen ? config.joinGapPages : 0;
+        const joinGapPages = mayJoin(set) ? config.joinGapPages : 0;
         const { round } = set;
         for (const batch of scan(set.selected, { ...config, ...limits, joinGapPages })) {
           const { rows, bytes } = batch;
@@ -46,6 +48,15 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
       meter.end();
     },
   };
+}
+
+/**
+ * A page that is read along must be there to be read: the VMM's memory file has holes between the
+ * pages that it names. Where some pages are known to read zero, one of them may lie in a gap, and
+ * would be stored twice; and while the VM runs, no set says what was read along.
+ */
+function mayJoin({ frozen, source, zero }: SelectedSet): boolean {
+  return frozen && source.kind === 'process' && (zero === null || isEmptyBitmap(zero));
 }
 
 interface ScanOptions extends CoalesceConfig {
@@ -73,15 +84,4 @@ function* scan(
     fromPage = batch.nextPage;
     if (batch.rows.length > 0) yield { rows: batch.rows, bytes: batch.bytes };
   }
-}
-
-/** Rows of 3: image offset, length, host address; the form that native code takes. */
-export function regionRows(layout: MemoryLayout): BigUint64Array {
-  const rows = new BigUint64Array(layout.regions.length * 3);
-  layout.regions.forEach((region, index) => {
-    rows[index * 3] = BigInt(region.imageOffset);
-    rows[index * 3 + 1] = BigInt(region.length);
-    rows[index * 3 + 2] = region.hostAddress;
-  });
-  return rows;
 }

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import { LayerWriter } from '../../src/layer/layer-writer.ts';
 import { VmmClient } from '../../src/vmm/client.ts';
-import { allHashes, firstDifference, Harness } from './harness.ts';
+import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
 
 afterEach(() => vi.restoreAllMocks());
 
@@ -150,6 +150,47 @@ test('a VMM with epochs of its own names only what was written since the last ca
   await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
 });
+
+test.each(['detached and attached again', 'captured by another daemon before'])(
+  'what a VMM with epochs of its own has forgotten is captured all the same: %s',
+  async (how) => {
+    await using harness = await Harness.make();
+    await using other = await Harness.make({}, {}, { socketRoot: harness.folder });
+    await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32, dirtyEpochs: true });
+    const first = how.startsWith('detached') ? harness : other;
+    const before = await first.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { firstPage: 2000, pageCount: 64 }, value: 1 });
+    await first.published(before.vmId);
+    valueOf(await first.service.detach(before.vmId));
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await vm.run({ pages: { firstPage: 3000, pageCount: 8 }, value: 2 });
+    const expected = await allHashes(vm);
+    const made = await harness.published(vmId);
+    expect(made.selection).toBe('widened');
+    await using copy = await harness.restore(made.snapshotId, { dialect: 'e2b' });
+    expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+  },
+);
+
+test.each(dialects)(
+  'dialect %s: pages that are read along never hide what is there',
+  async (dialect) => {
+    const batches = { batch_bytes: '1MiB', join_gap_pages: 4 };
+    await using harness = await Harness.make({ pipeline: { coalesce: batches } });
+    await using vm = await harness.vm({ dialect, memoryMib: 32 });
+    await vm.run({ pages: { firstPage: 2000, pageCount: 64 }, value: 1 });
+    const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+    await harness.published(vmId);
+    for (const removed of [[], [2021]]) {
+      await vm.run({ pages: { pages: [2010, 2012, 2020, 2022] }, value: 2 });
+      for (const firstPage of removed) await vm.removePages({ firstPage, pageCount: 1 });
+      const expected = await allHashes(vm);
+      const made = await harness.published(vmId);
+      await using copy = await harness.restore(made.snapshotId, { dialect });
+      expect(firstDifference(await allHashes(copy), expected)).toBeNull();
+    }
+  },
+);
 
 test('a capture that fails while it copies leaves its set in the ledger', async () => {
   await using harness = await Harness.make();

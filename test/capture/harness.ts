@@ -35,6 +35,8 @@ export interface HarnessHooks {
   readonly onStatement?: (sql: string) => void;
   /** Stands between the captures and the catalog; may wait, or fail a call. */
   readonly around?: (catalog: OpenCatalog) => Catalog;
+  /** A folder of VMs beside its own. */
+  readonly socketRoot?: string;
 }
 
 export class Harness implements AsyncDisposable {
@@ -66,7 +68,10 @@ export class Harness implements AsyncDisposable {
     const input = {
       pipeline: { slab_budget: '32MiB', slab_bytes: '1MiB', coalesce: { batch_bytes: '1MiB' } },
       ...overrides,
-      paths: { state: join(folder, 'state'), socket_roots: [folder] },
+      paths: {
+        state: join(folder, 'state'),
+        socket_roots: [folder, ...[hooks.socketRoot ?? []].flat()],
+      },
     };
     const parsed = valueOf(parseConfig(input, 'the test'));
     const harness = new Harness(folder, parsed, hooks);

@@ -5,6 +5,7 @@ import { systemClock } from '../../src/clock.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import type { MiniVm } from '../../src/minivm/launch.ts';
 import { captureId, type VmId } from '../../src/units.ts';
+import { keeping } from '../lineage/fixtures.ts';
 import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
 
 /** Looks until it is so; the test's own time limit ends it. */
@@ -58,7 +59,7 @@ test('a VMM that does not answer at the start is found again, and resumed', asyn
     using db = valueOf(NodeDb.open(join(harness.config.paths.state, 'node.db'), systemClock));
     const id = captureId('killed');
     valueOf(db.createJob({ captureId: id, vmId, requestJson: '{}', createdAtMs: 1 }));
-    const intent = { clearsOnRead: false, bytesIn: 'process', advance: true } as const;
+    const intent = keeping;
     valueOf(db.begin(vmId, id, intent));
     valueOf(db.markPaused(vmId, id));
   }

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { captureId, snapshotId, vmId } from '../../src/units.ts';
-import { attach, captureTo, chain, clearing, failed, finish, keeping } from './fixtures.ts';
+import { attach, captureTo, chain, clearing, forgetting, failed, finish, keeping } from './fixtures.ts';
 import { layer, mustFail, mustOk, newJob, openDb, pages, pagesIn } from './fixtures.ts';
 import { PAGES } from './fixtures.ts';
 
@@ -120,18 +120,31 @@ test('I4 a VM attached while running widens for sources that clear, and only for
   expect(mustOk(db.begin(vm, c('c2'), clearing)).widen?.reason).toBe('attached while running');
 });
 
-test('I4 a process whose tracking we cleared before it was attached again widens', () => {
+test('I4 a VM whose VMM may have forgotten committed epochs widens when attached while running', () => {
   const db = openDb();
-  attach(db);
-  captureTo(db, vm, 'c1', { selected: [1] });
-  finish(db, 'c1');
-  mustOk(db.detachVm(vm));
-  attach(db, { id: 'vm-2' });
-  newJob(db, vmId('vm-2'), 'c2');
-  const intent = mustOk(db.begin(vmId('vm-2'), c('c2'), keeping));
-  expect(intent.widen?.reason).toMatch(/was read before/);
-  expect(intent.memoryParent).toBeNull();
+  attach(db, { trackedSinceLaunch: false });
+  newJob(db, vm, 'c1');
+  expect(mustOk(db.begin(vm, c('c1'), forgetting)).widen?.reason).toBe('attached while running');
 });
+
+test.each([
+  ['reading', clearing],
+  ['committing', forgetting],
+])(
+  'I4 a process whose tracking was cleared by %s before it was attached again widens',
+  (_, source) => {
+    const db = openDb();
+    attach(db);
+    captureTo(db, vm, 'c1', { selected: [1], source });
+    finish(db, 'c1');
+    mustOk(db.detachVm(vm));
+    attach(db, { id: 'vm-2' });
+    newJob(db, vmId('vm-2'), 'c2');
+    const intent = mustOk(db.begin(vmId('vm-2'), c('c2'), keeping));
+    expect(intent.widen?.reason).toMatch(/was read before/);
+    expect(intent.memoryParent).toBeNull();
+  },
+);
 
 test('I5 pages whose bytes were only in the memory file of an aborted epoch widen the next', () => {
   const db = openDb();

@@ -94,12 +94,16 @@ export function attach(
 
 export interface Source {
   readonly clearsOnRead: boolean;
+  readonly forgetsCommitted: boolean;
   readonly bytesIn: 'process' | 'file';
   readonly advance: boolean;
 }
 
-export const clearing: Source = { clearsOnRead: true, bytesIn: 'process', advance: true };
-export const keeping: Source = { clearsOnRead: false, bytesIn: 'process', advance: true };
+const ours = { forgetsCommitted: false, bytesIn: 'process', advance: true } as const;
+export const clearing: Source = { ...ours, clearsOnRead: true };
+export const keeping: Source = { ...ours, clearsOnRead: false };
+/** The VMM has epochs of its own. */
+export const forgetting: Source = { ...keeping, forgetsCommitted: true };
 
 export function newJob(db: NodeDb, vm: VmId, id: string): CaptureId {
   const job = { captureId: captureId(id), vmId: vm, requestJson: '{}', createdAtMs: 1 };

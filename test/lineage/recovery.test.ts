@@ -27,7 +27,7 @@ const script = `
   const vm = 'vm-1', id = 'c2', path = folder + '/layer';
   must(db.createJob({ captureId: id, vmId: vm, requestJson: '{}', createdAtMs: 2 }));
   at('created');
-  const intent = must(db.begin(vm, id, { clearsOnRead, bytesIn: 'process', advance: true,
+  const intent = must(db.begin(vm, id, { clearsOnRead, forgetsCommitted: false, bytesIn: 'process', advance: true,
     scratchPaths: [path, path + '.partial'] }));
   at('intended');
   must(db.markPaused(vm, id));
