@@ -50,9 +50,13 @@ const { options } = ts.getParsedCommandLineOfConfigFile(
 function write(file, text) {
   writeFileSync(join(scratch, file), text);
   if (!/^(src|migrations|bench)\/.*\.ts$/.test(file)) return;
-  const from = { compilerOptions: options, fileName: file, reportDiagnostics: true };
+  const fileName = join(root, file);
+  const from = { compilerOptions: options, fileName, reportDiagnostics: true };
   const { outputText, diagnostics = [] } = ts.transpileModule(text, from);
-  if (diagnostics.length > 0) throw new Error(`${file}: ${diagnostics[0]?.messageText}`);
+  const problems = diagnostics.map((each) =>
+    ts.flattenDiagnosticMessageText(each.messageText, ' '),
+  );
+  if (problems.length > 0) throw new Error(`${file}: ${problems.join(', ')}`);
   writeFileSync(join(scratch, 'dist', file.replace(/\.ts$/, '.js')), outputText);
 }
 

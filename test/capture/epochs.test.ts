@@ -198,6 +198,13 @@ test('a capture that fails while it copies leaves its set in the ledger', async 
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await vm.run({ pages: { firstPage: 2000, pageCount: 10 }, value: 1 });
   await vm.setUnreadable(2005);
+  const { nodeDb } = harness;
+  const record = nodeDb.recordSetAsync.bind(nodeDb);
+  vi.spyOn(nodeDb, 'recordSetAsync').mockImplementationOnce(async (...call) => {
+    // Slower than the failure: the abort has to wait for it.
+    for (let i = 0; i < 100; i++) await turn();
+    return record(...call);
+  });
   const failed = await harness.capture(vmId, { resumeAfter: 'copy' });
   expect(failed.failure?.kind).toBe('unreadable-page');
   const { bits } = harness.nodeDb.ledger(vmId)?.selected ?? { bits: new Uint8Array() };

@@ -27,7 +27,8 @@ const script = `
   };
   const { database } = catalog;
   const mortal = {
-    port: database.port,
+    freeReserve: () => database.freeReserve(),
+    restoreReserve: () => database.restoreReserve(),
     clock: database.clock,
     read: (name, work) => database.read(name, (tx) => after(name, () => work(tx))),
     write: (name, work) => database.write(name, (tx) => after(name, () => work(tx))),

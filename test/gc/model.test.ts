@@ -234,6 +234,9 @@ class Run {
     const { database } = this.#catalog;
     const fragile: Transactions = {
       clock: database.clock,
+      freeReserve: () => database.freeReserve(),
+      restoreReserve: () => database.restoreReserve(),
+      close: () => database.close(),
       read: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
         crash.around((inside) => database.read(name, (tx) => inside(() => work(tx)))),
       write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
