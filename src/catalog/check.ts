@@ -130,8 +130,11 @@ export function checkPublish(request: PublishRequest): void {
 }
 
 function unique(field: string, values: readonly string[]): void {
-  const twice = values.find((value, index) => values.indexOf(value) !== index);
-  if (twice !== undefined) invalid(field, `${quote(twice)} occurs twice`);
+  const seen = new Set<string>();
+  for (const value of values) {
+    if (seen.has(value)) invalid(field, `${quote(value)} occurs twice`);
+    seen.add(value);
+  }
 }
 
 function checkLayers(request: PublishRequest): void {

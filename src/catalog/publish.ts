@@ -1,9 +1,9 @@
 /**
  * Publish: the one transaction that adds layers, a content and a snapshot.
  *
- * Writes: one row per new layer and its object, one per head, one per other object, at most one for a
- * hold, and a constant. The chain below the new layers is neither read nor written, however deep.
- * Statements: a constant.
+ * Writes: one row per new layer and its object, one per head, one per other object, at most one for
+ * a hold, and a constant. The chain below the new layers is neither read nor written, however deep.
+ * Statements: a constant, and one for each further 500 rows of a kind.
  * Locks (PostgreSQL): key-share on node, content, predecessors, heads' layers and shared objects.
  * So a publish and the condemnation of what it inherits wait for each other, and the loser sees the
  * outcome. A hold that is taken waits for a release of the same id, and the other way round: after

@@ -211,7 +211,7 @@ describe('SQLite faults', () => {
     const seen = { heldLong: false, reads: 0 };
     void other.held.then(() => (seen.heldLong = true));
     // Each read comes back while the publish is turned away again and again.
-    while (!seen.heldLong || seen.reads < 60 || refused < 2) {
+    while (!seen.heldLong || seen.reads < 60 || refused < 20) {
       value(await catalog.ping());
       seen.reads += 1;
       await immediate();

@@ -1,9 +1,12 @@
 /** A catalog that is away when it is wanted, or goes away, and what its daemon sees of that. */
+import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { sql } from 'kysely';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock, type Clock } from '../../src/clock.ts';
+import type { TransactionEvent } from '../../src/catalog/database.ts';
 import { openCatalog, openCurrent } from '../../src/catalog/open.ts';
 import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import { ReopeningDatabase, reopeningCatalog } from '../../src/catalog/reopening.ts';
@@ -144,6 +147,34 @@ test('one try at a time, after growing waits, and none after it was closed', asy
   await expect(asked).rejects.toMatchObject({ detail: { kind: 'catalog-closed' } });
 });
 
+test('a server that takes connections and says nothing is away, and is not waited for again', async () => {
+  const folder = await mkdtemp(join(fastFolder, 'varve-silent-'));
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  const taken = new Set<Socket>();
+  const silent = createServer((socket) => taken.add(socket.on('error', () => undefined)));
+  silent.listen(join(folder, '.s.PGSQL.5432'));
+  await once(silent, 'listening');
+  const url = `postgres://varve@localhost/varve?host=${folder}`;
+  // It sleeps for ever after the first try: nothing but that try connects.
+  const clock: Clock = {
+    ...systemClock,
+    sleep: (ms, signal) => systemClock.sleep(ms >= 100 ? 600_000 : ms, signal),
+  };
+  const transactions: string[] = [];
+  const onTransaction = ({ name }: TransactionEvent): void => void transactions.push(name);
+  const made = reopening(url, { connectTimeoutMs: 200, clock, onTransaction });
+  const waiting = made.catalog.ping();
+  expect(errorKind(await made.firstTry)).toBe('catalog-unavailable');
+  expect(errorKind(await waiting)).toBe('catalog-unavailable');
+  for (let count = 0; count < 100; count += 1) {
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-unavailable');
+  }
+  expect(transactions).toEqual(['migration-status']);
+  await made.catalog.close();
+  for (const socket of taken) socket.destroy();
+  silent.close();
+});
+
 test('a URL that names no catalog is refused at once', () => {
   expect(() => reopening('mysql://localhost/x')).toThrow('neither sqlite:/path nor postgres://');
 });
@@ -225,7 +256,7 @@ describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () =>
     expect(await nodesOf(made)).toEqual([NODE]);
     await publishOne(made.catalog);
     await made.catalog.close();
-  }, 180_000);
+  }, 120_000);
 
   test('that comes back as one of a newer program is not used', async () => {
     if (!server.canRestart) return;
@@ -243,5 +274,5 @@ describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () =>
     expect((await made.told.count(4)).slice(3)).toEqual(['open']);
     value(await made.catalog.list({}));
     await made.catalog.close();
-  }, 180_000);
+  }, 120_000);
 });
