@@ -48,7 +48,7 @@ interface Forked {
 }
 
 async function sourceOf(harness: Harness): Promise<{ source: MiniVm; vmId: VmId }> {
-  const source = await harness.vm({ dialect: 'aenv', memoryMib: 32, backend: 'thread' });
+  const source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
   await source.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
   return { source, vmId };
@@ -119,7 +119,7 @@ test('children start while the catalog is away; the fork is published later, und
   );
   const { source, vmId } = await sourceOf(harness);
   await using from = source;
-  const expected = (await allHashes(from)).subarray(1024, 7024);
+  const expected = (await allHashes(from)).subarray(1024, 4096);
   link.down = true;
   link.calls = [];
   log.length = 0;
@@ -131,7 +131,7 @@ test('children start while the catalog is away; the fork is published later, und
   expect(link.calls.filter((name) => !ofPublish.includes(name))).toEqual([]);
   for (const mini of minis) {
     expect((await mini.info()).state).toBe('Running');
-    expect(firstDifference(await mini.hashes(1024, 6000), expected)).toBeNull();
+    expect(firstDifference(await mini.hashes(1024, 3072), expected)).toBeNull();
   }
   const prepared = join(harness.config.paths.state, 'prepared', view.capture.captureId);
   expect(existsSync(prepared)).toBe(true);
@@ -350,7 +350,7 @@ test('without advance a fork’s layer is no memory parent, and its children sit
   await using harness = await Harness.make({ ...eager, lineage: { advance: false } });
   const { source, vmId } = await sourceOf(harness);
   await using from = source;
-  const expected = (await allHashes(from)).subarray(1024, 7024);
+  const expected = (await allHashes(from)).subarray(1024, 4096);
   const { view, minis, ids } = await forkOf(harness, vmId, 1);
   const { result } = await published(harness, view);
   expect(harness.service.getVm(vmId)?.memoryParent).toBeNull();
@@ -358,7 +358,7 @@ test('without advance a fork’s layer is no memory parent, and its children sit
   const [mini] = minis;
   if (child === undefined || mini === undefined) throw new Error('one child');
   expect(harness.service.getVm(child)?.launchParent).toBe(result?.layer);
-  expect(firstDifference(await mini.hashes(1024, 6000), expected)).toBeNull();
+  expect(firstDifference(await mini.hashes(1024, 3072), expected)).toBeNull();
   expect((await harness.published(child)).predecessor).toBe(result?.layer);
   valueOf(await harness.service.detach(child));
   // Nobody needs the layer any more.
@@ -402,7 +402,7 @@ test('a fork that is asked for again after a restart starts children from its sn
   await using harness = await Harness.make(eager);
   const { source, vmId } = await sourceOf(harness);
   await using from = source;
-  const expected = (await allHashes(from)).subarray(1024, 7024);
+  const expected = (await allHashes(from)).subarray(1024, 4096);
   const request = { idempotencyKey: 'k1', resumeAfter: 'commit' } as const;
   const none = [{ socketPath: join(harness.folder, 'none.sock') }];
   const first = valueOf(await harness.service.fork(vmId, { ...request, children: none }));
@@ -414,7 +414,7 @@ test('a fork that is asked for again after a restart starts children from its sn
   const again = valueOf(await harness.service.fork(vmId, { ...request, children }));
   expect(again.capture.captureId).toBe(first.capture.captureId);
   expect(again.children[0]?.failure).toBeNull();
-  expect(firstDifference(await mini.hashes(1024, 6000), expected)).toBeNull();
+  expect(firstDifference(await mini.hashes(1024, 3072), expected)).toBeNull();
   await flush(harness);
   // That of the child; those of reading the snapshot are over.
   expect((await openHolds(harness)).map(({ purpose }) => purpose)).toEqual(['vm']);
