@@ -241,9 +241,6 @@ class Run {
         crash.around((inside) => database.read(name, (tx) => inside(() => work(tx)))),
       write: <T>(name: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
         crash.around((inside) => database.write(name, (tx) => inside(() => work(tx)))),
-      freeReserve: () => database.freeReserve(),
-      restoreReserve: () => database.restoreReserve(),
-      close: () => database.close(),
     };
     const store = new Proxy<ArtifactStore>(this.#world.store, {
       get: (real, name) =>

@@ -10,6 +10,7 @@ import { TestPostgres, postgresMissing } from '../../tools/postgres-server.ts';
 import { patient } from '../catalog/catalogs.ts';
 import { lockedBy } from '../catalog/locker.ts';
 import { mustOk, temporaryFolder } from './fixtures.ts';
+import { holdsSettled } from './model/node-state.ts';
 import { allHashes, Daemon, restoreInto } from './served.ts';
 
 /** For a machine that is busy with other things. */
@@ -54,6 +55,23 @@ async function committed(daemon: Daemon, kind: string): Promise<string> {
       return captureId;
     }
   }
+}
+
+/** A fork of `vm`: its child runs, with the memory of its source, before the capture is published. */
+async function forkedAway(daemon: Daemon, vm: MiniVm): Promise<{ capture: string; child: MiniVm }> {
+  const socketPath = join(daemon.folder, 'child.sock');
+  const child = await launchMiniVm({ id: 'child', socketPath, dialect: 'e2b', start: false });
+  await vm.pause();
+  const expected = await allHashes(vm);
+  const children = [{ socketPath, vmId: 'child' }];
+  const fork = await daemon.fork('vm', { children, resumeAfter: 'commit' });
+  expect(fork).toMatchObject({ capture: { status: 'committed' }, children: [{ failure: null }] });
+  await vm.resume();
+  const differing = (await allHashes(child)).filter((hash, page) => hash !== expected[page]);
+  // The guest's own mailbox has moved.
+  expect(differing.length).toBeLessThan(10);
+  expect((await child.info()).state).toBe('Running');
+  return { capture: fork.capture.captureId, child };
 }
 
 const code = ({ body }: { readonly body: unknown }): unknown => (body as { code?: string }).code;
@@ -153,10 +171,16 @@ describe.skipIf(missing !== null)(`PostgreSQL ${missing ?? ''}`, () => {
       await expectAway(daemon, kind);
       await daemon.detach('copy');
       expect(await daemon.text('/metrics')).toMatch(/^varve_releases_pending 1$/m);
+      const { capture, child } = await forkedAway(daemon, vm);
+      await using forked = child;
+      void forked;
       await server.up();
       while (!/^varve_releases_pending 0$/m.test(await daemon.text('/metrics')));
-      expect(mustOk(await catalog.listHolds({}))).toEqual([]);
-      await expectSettled(daemon, catalog, [first, second]);
+      await expectSettled(daemon, catalog, [first, second, capture]);
+      const held = mustOk(await catalog.listHolds({}));
+      expect(held.map(({ purpose }) => purpose)).toEqual(['prepared']);
+      await daemon.detach('child');
+      expect(await holdsSettled(daemon)).toEqual([]);
       await catalog.close();
       await daemon.kill('SIGTERM');
       expect(daemon.log).not.toContain('"level":"error"');
@@ -181,11 +205,20 @@ describe('SQLite', () => {
       await daemon.attach({ socketPath: vm.socketPath, trackingMode: 'dirty' });
       await vm.run({ pages: { firstPage: 2000, pageCount: 100 }, value: 1 });
       const capture = await committed(daemon, 'catalog-busy');
+      const fork = await forkedAway(daemon, vm);
+      await using child = fork.child;
+      void child;
+      await vm.run({ pages: { firstPage: 2200, pageCount: 10 }, value: 2 });
+      const last = await committed(daemon, 'catalog-busy');
       await vm.pause();
       const expected = await allHashes(vm);
       await other.end();
       const catalog = mustOk(await openCatalog({ ...patient, url: `sqlite:${path}` }));
-      const [snapshot] = await expectSettled(daemon, catalog, [capture]);
+      const captures = [capture, fork.capture, last];
+      const [, , snapshot] = await expectSettled(daemon, catalog, captures);
+      expect(await holdsSettled(daemon)).toHaveLength(1);
+      await daemon.detach('child');
+      expect(await holdsSettled(daemon)).toEqual([]);
       await catalog.close();
       await using copy = await restoreInto(daemon, snapshot ?? '', 'e2b');
       expect(await allHashes(copy)).toEqual(expected);
