@@ -4,7 +4,6 @@
  * of pre-copy take the way from coalesce to commit before the pause begins.
  */
 import { randomUUID } from 'node:crypto';
-import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { SealedLayer } from '../layer/layer-writer.ts';
@@ -35,7 +34,7 @@ import type { CaptureObserver } from './observer.ts';
 import type { Prepared } from './preparation.ts';
 import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
-import { makeDurable, type LazyFile } from './staging.ts';
+import { makeDurable, removeLeftovers, type LazyFile } from './staging.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
@@ -327,7 +326,7 @@ function commitStage(
       sealing: () => c.sealing(prepared.layerPath),
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),
       committed: async () => {
-        await rm(prepared.memFilePath, { force: true });
+        await removeLeftovers([prepared.memFilePath], c.observer);
         await c.committed();
       },
     },

@@ -101,7 +101,9 @@ async function localChain(
 /** Fetched files that no record took up. */
 async function dropFetched(deps: ChainDeps, fetched: readonly LayerRef[]): Promise<void> {
   for (const { uuid, path } of fetched) {
-    if (deps.nodeDb.findLayer(uuid)?.path !== path) await rm(path, { force: true });
+    // One that cannot be removed is an orphan, and goes when the daemon starts.
+    const isOurs = deps.nodeDb.findLayer(uuid)?.path !== path;
+    if (isOurs) await rm(path, { force: true }).catch(() => undefined);
   }
 }
 

@@ -18,7 +18,7 @@
  *     owns it then. If the last of them ends in between, its release is queued, and makes the hold
  *     spent or closes it.
  */
-import { rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { encodeManifest } from '../artifact/manifest.ts';
 import { artifactRetryable, type ArtifactStore, type StoredArtifact } from '../artifact/store.ts';
@@ -42,6 +42,7 @@ import { manifestOf } from './manifest-of.ts';
 import type { CaptureObserver } from './observer.ts';
 import { publishedAs } from './progress.ts';
 import { parsePublishPlan, type PublishPlan } from './publish-plan.ts';
+import { removeLeftovers } from './staging.ts';
 
 export interface PublisherDeps {
   readonly catalog: Catalog;
@@ -50,6 +51,7 @@ export interface PublisherDeps {
   readonly nodeId: NodeId;
   readonly host: HostFacts;
   readonly virtualization: Virtualization;
+  readonly observer: Pick<CaptureObserver, 'warn'>;
 }
 
 /** For what is tried until it is done. */
@@ -197,7 +199,7 @@ export class Publisher {
       orThrow(nodeDb.published(captureId, snapshot.id));
       crashPoint('publish-recorded');
       this.#attempts.delete(captureId);
-      await rm(plan.stagingFolder, { recursive: true, force: true });
+      await removeLeftovers([plan.stagingFolder], this.#deps.observer);
       return ok(published);
     } catch (error) {
       if (signal.aborted) throw error;

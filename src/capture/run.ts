@@ -7,7 +7,6 @@
  *     set. After it nothing aborts: publish is tried until it succeeds or the daemon stops.
  * R4: the first failure is the one reported; what follows from it is not.
  */
-import { rm } from 'node:fs/promises';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import { crashPoint } from '../crash-points.ts';
@@ -29,7 +28,7 @@ import { Counts, composeStages } from './compose.ts';
 import { prepare } from './preparation.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { KeptResult } from './job-view.ts';
-import { LazyFile, stagingFolder } from './staging.ts';
+import { LazyFile, removeLeftovers, stagingFolder } from './staging.ts';
 import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { CaptureProgress } from './progress.ts';
@@ -278,8 +277,9 @@ export class CaptureRun {
         this.#warn('a VMM epoch could not be aborted', error),
       );
     }
-    if (this.#unsealedPath !== undefined) await rm(this.#unsealedPath, { force: true });
-    await rm(stagingFolder(this.#deps.config, this.captureId), { recursive: true, force: true });
+    const staged = stagingFolder(this.#deps.config, this.captureId);
+    const layer = this.#unsealedPath === undefined ? [] : [this.#unsealedPath];
+    await removeLeftovers([...layer, staged], observer);
     const options = { fetchAttempted: this.#fetchAttempted };
     const aborted = nodeDb.abort(this.captureId, detail, options);
     this.#deps.compactor.captureEnded(this.vm.vmId);

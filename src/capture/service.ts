@@ -87,10 +87,11 @@ export class CaptureService implements Captures {
   private constructor(deps: ServiceDeps) {
     this.#deps = deps;
     this.#vms = new VmTable(deps.nodeDb);
-    const { catalog, store, nodeDb, nodeId } = deps;
+    const { catalog, store, nodeDb, nodeId, observer } = deps;
     const virtualization = hostVirtualization();
     const host = hostFacts();
-    this.#publisher = new Publisher({ catalog, store, nodeDb, nodeId, host, virtualization });
+    const parts = { catalog, store, nodeDb, nodeId, observer };
+    this.#publisher = new Publisher({ ...parts, host, virtualization });
     const { memorySnapshot, lineage, paths } = deps.config;
     const { compression, blockBytes } = memorySnapshot;
     this.#compactor = new Compactor({
@@ -339,13 +340,17 @@ export class CaptureService implements Captures {
     }
     this.#stopping.abort(new Error('the daemon is stopping'));
     await this.#compactor.close();
-    await Promise.allSettled([...this.#background]);
+    await Promise.all(this.#background);
     this.#vms.closeAll();
   }
 
   #track(work: Promise<unknown>): void {
-    this.#background.add(work);
-    void work.finally(() => this.#background.delete(work));
+    const settled = work
+      .catch((error: unknown) => {
+        this.#deps.observer.warn('background work failed with a bug', { error });
+      })
+      .finally(() => this.#background.delete(settled));
+    this.#background.add(settled);
   }
 
   #publishLater(job: CaptureJob): void {

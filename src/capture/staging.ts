@@ -1,8 +1,9 @@
-import { mkdir, open, type FileHandle } from 'node:fs/promises';
+import { mkdir, open, rm, type FileHandle } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Config } from '../config/schema.ts';
 import { syncDirectory } from '../layer/flatten.ts';
 import type { CaptureId, LayerUuid } from '../units.ts';
+import type { CaptureObserver } from './observer.ts';
 
 /** Where a capture's VM state and memory files are, until they are published. */
 export function stagingFolder(config: Config, captureId: CaptureId): string {
@@ -22,6 +23,23 @@ export async function makeDurable(path: string): Promise<void> {
   await file.sync();
   await syncDirectory(dirname(path));
   await syncDirectory(dirname(dirname(path)));
+}
+
+/**
+ * Removes what nothing names any more, folders with all they hold. What cannot be removed is told,
+ * keeps nothing from going on, and is tried again when the daemon starts.
+ */
+export async function removeLeftovers(
+  paths: readonly string[],
+  observer: Pick<CaptureObserver, 'warn'>,
+): Promise<void> {
+  for (const path of paths) {
+    try {
+      await rm(path, { recursive: true, force: true });
+    } catch (error) {
+      observer.warn('a file that nothing needs could not be removed', { path, error });
+    }
+  }
 }
 
 /** How names of whole layers end. */

@@ -139,17 +139,15 @@ export class Compactor implements AsyncDisposable {
     return work.gate || (this.#options.db.memoryChain(vmId)?.depth ?? 0) >= this.#options.maxChain;
   }
 
+  /** Never rejects: the next turn begins after it. */
   async #run(vmId: VmId): Promise<void> {
     const { db, onCompacted, onFailed } = this.#options;
-    try {
-      const outcome = await this.#compact(vmId);
-      if (outcome.ok && outcome.value !== null) onCompacted?.(outcome.value);
-      if (!outcome.ok && !this.#stopping.signal.aborted) onFailed?.(vmId, outcome.error);
-    } finally {
-      this.#work.delete(vmId);
-      this.#wake(vmId);
-    }
-    const deleted = await deleteUnneededLayers(db);
+    const outcome = await this.#compact(vmId).catch(bug);
+    this.#work.delete(vmId);
+    this.#wake(vmId);
+    if (outcome.ok && outcome.value !== null) onCompacted?.(outcome.value);
+    if (!outcome.ok && !this.#stopping.signal.aborted) onFailed?.(vmId, outcome.error);
+    const deleted = await deleteUnneededLayers(db).catch(bug);
     if (!deleted.ok) onFailed?.(vmId, deleted.error);
   }
 
@@ -162,9 +160,9 @@ export class Compactor implements AsyncDisposable {
     const chain = begun.value;
     const plan = planRun(chain.layers, this.startDepth);
     const outcome =
-      plan === null ? ok(null) : await this.#mergeAndSwap(vmId, id, chain, plan.first);
+      plan === null ? ok(null) : await this.#mergeAndSwap(vmId, id, chain, plan.first).catch(bug);
     if (!outcome.ok || outcome.value === null) {
-      const cleaned = await this.#abandon(id);
+      const cleaned = await this.#abandon(vmId, id);
       return cleaned.ok ? outcome : cleaned;
     }
     const { made, after, merged } = outcome.value;
@@ -253,17 +251,18 @@ export class Compactor implements AsyncDisposable {
     return ok({ layer: output.value, generation });
   }
 
-  async #abandon(id: string): Promise<Result<void, FailureDetail>> {
-    const { db } = this.#options;
+  /** A file that cannot be removed must not keep the VM from its next compaction. */
+  async #abandon(vmId: VmId, id: string): Promise<Result<void, FailureDetail>> {
+    const { db, onFailed } = this.#options;
     const paths =
       db.pendingCompactions().find((row) => row.compactionId === id)?.scratchPaths ?? [];
     for (const path of paths) {
       try {
         await unlink(path);
       } catch (error) {
-        if (systemCode(error) !== 'ENOENT') {
-          return err({ kind: 'layer-io', message: `could not remove ${path}: ${String(error)}` });
-        }
+        if (systemCode(error) === 'ENOENT') continue;
+        const message = `could not remove ${path}, which goes at the next start: ${String(error)}`;
+        onFailed?.(vmId, { kind: 'layer-io', message });
       }
     }
     return db.abandonCompaction(id);
@@ -296,4 +295,8 @@ export class Compactor implements AsyncDisposable {
     end.abort();
     waiting.delete(wake);
   }
+}
+
+function bug(error: unknown): Result<never, FailureDetail> {
+  return err({ kind: 'internal', message: String(error) });
 }

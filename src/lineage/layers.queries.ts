@@ -262,9 +262,12 @@ export function condemnedLayers(db: Database): CondemnedLayer[] {
   return all<CondemnedLayer>(db, sql);
 }
 
-/** Forgets condemned layers whose files are gone; top down, as the foreign keys ask. */
+/**
+ * Forgets condemned layers whose files are gone, given top down. One that a layer still sits on stays
+ * condemned: the file of that layer could not be removed yet.
+ */
 export function forgetLayers(db: Database, uuids: readonly LayerUuid[]): void {
-  for (const uuid of uuids) {
-    run(db, 'DELETE FROM local_layer WHERE uuid = ? AND condemned_at_ms IS NOT NULL', uuid);
-  }
+  const sql = `DELETE FROM local_layer WHERE uuid = ? AND condemned_at_ms IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM local_layer a WHERE a.below_uuid = local_layer.uuid)`;
+  for (const uuid of uuids) run(db, sql, uuid);
 }

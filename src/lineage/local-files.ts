@@ -5,6 +5,7 @@ import type { LayerUuid } from '../units.ts';
 import type { NodeDb } from './node-db.ts';
 
 export interface DeletedLayers {
+  /** Their files are gone. */
   readonly deleted: readonly LayerUuid[];
   /** Files that could not be removed; they stay condemned and are tried again next time. */
   readonly failed: readonly { readonly uuid: LayerUuid; readonly path: string; code: string }[];
@@ -13,7 +14,8 @@ export interface DeletedLayers {
 /**
  * Deletes the files of local layers that no VM, lease or layer above needs. The order survives a crash
  * anywhere: condemned in node.db (no one can take the layer up any more), file removed, row forgotten;
- * what was condemned before and is still there is finished first.
+ * what was condemned before and is still there is finished first. A file that cannot be removed keeps
+ * its row, and with it the rows below; it keeps no other file.
  */
 export async function deleteUnneededLayers(
   db: NodeDb,

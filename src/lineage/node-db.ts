@@ -315,7 +315,7 @@ export class NodeDb {
     });
   }
 
-  /** After their files are gone. */
+  /** After their files are gone; top down. */
   forgetLayers(uuids: readonly LayerUuid[]): Outcome<void> {
     return this.#change((db) => layers.forgetLayers(db, uuids));
   }

@@ -4,8 +4,9 @@
  *
  * 1. every VM that we paused runs again (only if it is still the same process: a socket path that
  *    another VMM took over is left alone);
- * 2. captures short of `sealed` abort, files first, then the record; a `sealed` one whose file is whole
- *    is committed, since every check of its copy had passed;
+ * 2. captures short of `sealed` abort, files first, then the record, which waits for no file that cannot
+ *    be removed: it is an orphan at the next start; a `sealed` one whose file is whole is committed,
+ *    since every check of its copy had passed;
  * 3. committed captures are handed over for publishing;
  * 4. compactions short of their swap are given up, files first; they are planned anew;
  * 5. temporary files that nobody owns go, then layers that nothing needs.
@@ -13,7 +14,7 @@
  * Each action may be repeated: a crash during recovery is followed by the same plan again.
  */
 import type { FailureDetail, Result } from '../result.ts';
-import { assert, ok, unreachable } from '../result.ts';
+import { assert, unreachable } from '../result.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import type { PendingCompaction } from './compactions.queries.ts';
 import type { CaptureJob } from './jobs.queries.ts';
@@ -138,6 +139,12 @@ export async function recover(
   const done: RecoveryAction[] = [];
   const failed: { action: RecoveryAction; failure: FailureDetail }[] = [];
   for (const action of plan) {
+    const removeFiles = 'removeFiles' in action ? action.removeFiles : [];
+    for (const path of removeFiles) {
+      const removed = await hooks.removeFile(path);
+      const failure = removed.ok ? undefined : removed.error;
+      if (failure !== undefined) failed.push({ action: { kind: 'remove-file', path }, failure });
+    }
     const outcome = await perform(db, hooks, action, signal);
     if (outcome.ok) done.push(action);
     else failed.push({ action, failure: outcome.error });
@@ -157,17 +164,7 @@ async function gatherFacts(state: RecoveryState, hooks: RecoveryHooks): Promise<
   return { identity, fileBytes, temporaryFiles: await hooks.temporaryFiles() };
 }
 
-async function removeAll(
-  paths: readonly string[],
-  hooks: RecoveryHooks,
-): Promise<Result<void, FailureDetail>> {
-  for (const path of paths) {
-    const removed = await hooks.removeFile(path);
-    if (!removed.ok) return removed;
-  }
-  return ok(undefined);
-}
-
+/** Once the files of the action are gone, or have turned out to stay. */
 async function perform(
   db: NodeDb,
   hooks: RecoveryHooks,
@@ -181,14 +178,10 @@ async function perform(
     }
     case 'forget-pause':
       return db.clearPaused(action.vm.vmId, action.captureId);
-    case 'abort-capture': {
-      const removed = await removeAll(action.removeFiles, hooks);
-      return removed.ok ? db.abort(action.captureId, action.failure) : removed;
-    }
-    case 'abandon-compaction': {
-      const removed = await removeAll(action.removeFiles, hooks);
-      return removed.ok ? db.abandonCompaction(action.compactionId) : removed;
-    }
+    case 'abort-capture':
+      return db.abort(action.captureId, action.failure);
+    case 'abandon-compaction':
+      return db.abandonCompaction(action.compactionId);
     case 'commit-capture':
       return db.commit(action.captureId);
     case 'publish-capture': {

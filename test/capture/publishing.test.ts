@@ -211,3 +211,28 @@ test('a parent that was retired and collected under a running VM is published ag
   await expectWholeManifest(harness, next.snapshotId);
   expect(valueOf(await harness.catalog.listUploads(nodeId('test-node')))).toEqual([]);
 });
+
+test('a daemon that stops while the catalog is asked about a publish stops, and tries again later', async () => {
+  const gate = { asked: (): void => undefined, answer: (): void => undefined };
+  const asked = new Promise<void>((resolve) => (gate.asked = resolve));
+  const answered = new Promise<void>((resolve) => (gate.answer = resolve));
+  const around = withCalls((real) => ({
+    show: async (name) => {
+      gate.asked();
+      await answered;
+      return real.show(name);
+    },
+  }));
+  await using harness = await Harness.make({}, {}, { around });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 32 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const { captureId } = await harness.startCapture(vmId, { resumeAfter: 'commit' });
+  await asked;
+  const stopped = harness.service.close();
+  gate.answer();
+  await stopped;
+  expect(harness.service.getCapture(captureId)?.status).toBe('committed');
+  await harness.stop();
+  await harness.start();
+  while (harness.service.getCapture(captureId)?.status !== 'published') await immediate();
+});

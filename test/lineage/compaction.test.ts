@@ -1,5 +1,5 @@
 import { randomBytes, randomUUID } from 'node:crypto';
-import { existsSync, readdirSync, statSync, truncateSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, rmSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { systemClock } from '../../src/clock.ts';
@@ -244,4 +244,64 @@ test('closing in the middle of a merge ends it without a file', async () => {
   expect(log.reports.length + subject.files().length).toBeGreaterThan(0);
   await subject.check();
   expect(subject.files()).toHaveLength(subject.db.localLayers().length);
+});
+
+test('a merged layer whose file cannot be removed keeps no later compaction from its turn', async () => {
+  const subject = new Subject();
+  for (let i = 0; i < 6; i += 1) await subject.capture();
+  const stuck = subject.db.memoryChain(vm)?.layers.at(-1)?.path ?? '';
+  const { made, log } = compactor(subject, 8, async (request) => {
+    const merged = await merge(request);
+    if (existsSync(stuck) && statSync(stuck).isFile()) {
+      rmSync(stuck);
+      // A folder is no file: it cannot be unlinked.
+      mkdirSync(stuck);
+    }
+    return merged;
+  });
+  await using compacting = made;
+  for (let round = 1; round <= 2; round += 1) {
+    compacting.check(vm);
+    await compacting.idle(vm);
+    expect(log.reports).toHaveLength(round);
+    while ((subject.db.memoryChain(vm)?.depth ?? 0) < 6) await subject.capture();
+  }
+  expect(log.failures).toEqual([]);
+  expect(mustOk(subject.db.condemnLayers())[0]?.unlink).toBe(stuck);
+  await subject.check();
+});
+
+test('a merge that fails with a bug is told, and the next compaction has its turn', async () => {
+  const subject = new Subject();
+  for (let i = 0; i < 6; i += 1) await subject.capture();
+  let merges = 0;
+  const { made, log } = compactor(subject, 8, (request) => {
+    if ((merges += 1) === 1) throw new Error('a bug');
+    return merge(request);
+  });
+  await using compacting = made;
+  compacting.check(vm);
+  await compacting.idle(vm);
+  expect(log.failures).toEqual([{ kind: 'internal', message: 'Error: a bug' }]);
+  compacting.check(vm);
+  await compacting.idle(vm);
+  expect(log.reports).toHaveLength(1);
+});
+
+test('what a failed merge leaves and cannot be removed keeps no later compaction away', async () => {
+  const subject = new Subject();
+  for (let i = 0; i < 6; i += 1) await subject.capture();
+  let merges = 0;
+  const { made, log } = compactor(subject, 8, (request) => {
+    if ((merges += 1) > 1) return merge(request);
+    mkdirSync(request.path);
+    return Promise.resolve({ ok: false, error: failed });
+  });
+  await using compacting = made;
+  compacting.check(vm);
+  await compacting.idle(vm);
+  expect(log.failures.map(({ kind }) => kind)).toEqual(['layer-io', failed.kind]);
+  compacting.check(vm);
+  await compacting.idle(vm);
+  expect(log.reports).toHaveLength(1);
 });

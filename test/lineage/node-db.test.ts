@@ -1,4 +1,12 @@
-import { chmodSync, copyFileSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readFileSync,
+  rmdirSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import { expect, test } from 'vitest';
@@ -149,6 +157,28 @@ test('layers that nothing needs are deleted with their files, top down; the rest
   expect(mustOk(await deleteUnneededLayers(db)).deleted).toHaveLength(2);
   expect(paths.some((path) => existsSync(path))).toBe(false);
   expect(db.localLayers()).toEqual([]);
+});
+
+test('a layer whose file cannot be removed keeps its row and those below, until it can', async () => {
+  const folder = temporaryFolder();
+  const db = openDb(folder);
+  const path = (name: string): string => join(folder, name);
+  const below = layer(null, { path: path('below') });
+  const stuck = layer(below.uuid, { path: path('stuck') });
+  const above = layer(stuck.uuid, { path: path('above') });
+  for (const name of ['below', 'above']) writeFileSync(path(name), name);
+  // A folder is no file: it cannot be unlinked.
+  mkdirSync(path('stuck'));
+  const lease = { holder: 'restore', holderId: 'r' } as const;
+  mustOk(db.addChain([below, stuck, above], { managed: true, published: true }, lease));
+  mustOk(db.dropLeases('restore', 'r'));
+  const first = mustOk(await deleteUnneededLayers(db));
+  expect(first.deleted).toEqual([above.uuid, below.uuid]);
+  expect(first.failed).toEqual([{ uuid: stuck.uuid, path: stuck.path, code: 'EISDIR' }]);
+  expect(mustOk(db.condemnLayers()).map(({ uuid }) => uuid)).toEqual([stuck.uuid, below.uuid]);
+  rmdirSync(path('stuck'));
+  expect(mustOk(await deleteUnneededLayers(db)).failed).toEqual([]);
+  expect(mustOk(db.condemnLayers())).toEqual([]);
 });
 
 test('a condemned layer cannot be taken up again, and a crash before its file went is made good', async () => {
