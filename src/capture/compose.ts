@@ -223,7 +223,8 @@ class HoldBack {
 function pauseStage(c: Composition): ReturnType<typeof pauseVm> {
   return pauseVm({
     freeze: c.freeze,
-    pausedByOwner: () => Promise.resolve(c.prepared.pausedByOwner),
+    // Asked right before: its owner may have paused it since the capture was prepared.
+    pausedByOwner: () => c.vm.isPaused(c.signal),
   });
 }
 

@@ -6,6 +6,7 @@
 import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import { crashPoint } from '../crash-points.ts';
+import { sharedDepth } from '../lineage/compaction-plan.ts';
 import type { EpochIntent } from '../lineage/epochs.ts';
 import type { SharedStack } from '../layer/shared-stack.ts';
 import { LayerWriter } from '../layer/layer-writer.ts';
@@ -32,6 +33,7 @@ export interface Prepared {
   readonly folder: string;
   readonly statePath: string;
   readonly memFilePath: string;
+  /** When it was prepared; asked again right before the pause. */
   readonly pausedByOwner: boolean;
   /** Set when equal pages are dropped. */
   readonly dedupAgainst: SharedStack | null;
@@ -56,7 +58,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   const check = vm.identity.check();
   if (check !== 'same') throw new Failure(identityError(vm.identity, check));
   cleanups.use(vm.client.keepConnections());
-  const pausedByOwner = await isPaused(vm, signal);
+  const pausedByOwner = await vm.isPaused(signal);
   const layout = orThrow(await vm.source.layout(signal));
   if (layout.imageBytes === 0) {
     throw new Failure({ kind: 'no-memory', message: `VM ${vm.vmId} has no memory to capture` });
@@ -113,14 +115,6 @@ function requireSameSize(vm: VmHandle, before: number | null, layout: MemoryLayo
   throw new Failure({ kind: 'layout-changed', message });
 }
 
-async function isPaused(vm: VmHandle, signal: AbortSignal): Promise<boolean> {
-  const state = orThrow(await vm.client.state(signal));
-  if (state === 'Not started') {
-    throw new Failure({ kind: 'vm-not-started', message: `VM ${vm.vmId} has not been started` });
-  }
-  return state === 'Paused';
-}
-
 function wantsDedup(of: PreparationOf, source: DirtySource): boolean {
   const mode = of.request.dedup ?? of.deps.config.memorySnapshot.dedup;
   if (mode === 'off') return false;
@@ -140,19 +134,9 @@ async function openParent(
   const launch = of.deps.nodeDb.launchChain(of.vm.vmId)?.layers ?? [];
   const launchDepth = sharedDepth(memoryParent.layers, launch);
   const pages = await parentPages(stack, paths, launchDepth, imageBytes);
-  // Equal pages are dropped after a widening too: it selects all that may differ.
-  const dedup = intent.widen !== null || wantsDedup(of, of.vm.source);
+  // Equal pages are dropped after a widening too: it selects all that may differ. So does a set whose
+  // launch parent cannot be told any more from what lies above it.
+  const wide = intent.widen !== null || launchDepth < launch.length;
+  const dedup = wide || wantsDedup(of, of.vm.source);
   return { dedupAgainst: dedup ? stack.shared() : null, parentPages: pages };
-}
-
-/**
- * How many layers two chains share from the bottom. Fewer than the launch parent has, once a
- * compaction merged some of it: then more counts as above it, which is correct and only wider.
- */
-function sharedDepth(
-  chain: readonly { readonly uuid: LayerUuid }[],
-  launch: readonly { readonly uuid: LayerUuid }[],
-): number {
-  const differing = launch.findIndex((layer, depth) => layer.uuid !== chain[depth]?.uuid);
-  return differing < 0 ? launch.length : differing;
 }

@@ -1,11 +1,13 @@
 /**
  * One attached VM in this process: who it is, how to talk to it, where its dirty set comes from.
  */
+import { Failure } from '../result.ts';
 import type { VmId } from '../units.ts';
 import type { VmmClient } from '../vmm/client.ts';
 import type { ProcessIdentity } from '../vmm/identity.ts';
 import type { VmmFacts } from '../vmm/probe.ts';
 import type { DirtySource } from '../vmm/source.ts';
+import { orThrow } from './failure.ts';
 
 export class VmHandle implements Disposable {
   readonly vmId: VmId;
@@ -39,6 +41,16 @@ export class VmHandle implements Disposable {
 
   get gone(): boolean {
     return this.identity.hasExited();
+  }
+
+  /** Throws `Failure`, also where the VM was never started. */
+  async isPaused(signal: AbortSignal): Promise<boolean> {
+    const state = orThrow(await this.client.state(signal));
+    if (state === 'Not started') {
+      const message = `VM ${this.vmId} has not been started`;
+      throw new Failure({ kind: 'vm-not-started', message });
+    }
+    return state === 'Paused';
   }
 
   /**

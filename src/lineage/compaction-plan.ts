@@ -10,8 +10,11 @@
  *
  * Sizes come in once: a bottom layer of the run that outweighs all above it together stays out, so
  * that a full base is not rewritten for the sake of thin layers on it; but never so many that fewer
- * than half of the places take part.
+ * than half of the places take part. Layers of the launch parent stay out on the same condition: what
+ * lies above it could not be told from it any more.
  */
+import type { LayerUuid } from '../units.ts';
+
 export interface ChainLayer {
   readonly generation: number;
   /** Guest bytes that it stores: what rewriting it costs. */
@@ -25,13 +28,35 @@ export interface CompactionRun {
   readonly generation: number;
 }
 
-/** @param layers bottom to top; null while the chain has a free place. */
-export function planRun(layers: readonly ChainLayer[], depthMax: number): CompactionRun | null {
+/**
+ * Null while the chain has a free place.
+ * @param layers bottom to top
+ * @param launchDepth how many of them, from the bottom, are the launch parent's
+ */
+export function planRun(
+  layers: readonly ChainLayer[],
+  depthMax: number,
+  launchDepth: number,
+): CompactionRun | null {
   if (layers.length < depthMax || layers.length < 2) return null;
-  const longest = longestRun(layers);
-  const first = dropHeavyBottoms(layers, longest, Math.max(2, Math.floor(depthMax / 2)));
+  const placesMin = Math.max(2, Math.floor(depthMax / 2));
+  const floor = layers.length - launchDepth >= placesMin ? launchDepth : 0;
+  const above = layers.slice(floor);
+  const first = floor + dropHeavyBottoms(above, longestRun(above), placesMin);
   const run = layers.slice(first);
   return { first, generation: Math.max(...run.map((layer) => layer.generation)) + 1 };
+}
+
+/**
+ * How many layers two chains share from the bottom. Fewer than the launch parent has, once a
+ * compaction had to merge some of it: then more counts as above it, which is correct and only wider.
+ */
+export function sharedDepth(
+  chain: readonly { readonly uuid: LayerUuid }[],
+  launch: readonly { readonly uuid: LayerUuid }[],
+): number {
+  const differing = launch.findIndex((layer, depth) => layer.uuid !== chain[depth]?.uuid);
+  return differing < 0 ? launch.length : differing;
 }
 
 function longestRun(layers: readonly ChainLayer[]): number {

@@ -17,7 +17,7 @@ import { assert, err, ok, systemCode } from '../result.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import { bytes, layerUuid } from '../units.ts';
 import type { Bytes, LayerUuid, VmId } from '../units.ts';
-import { planRun } from './compaction-plan.ts';
+import { planRun, sharedDepth } from './compaction-plan.ts';
 import type { ChainRef, LayerRef, LocalLayer } from './layers.queries.ts';
 import { deleteUnneededLayers } from './local-files.ts';
 import type { NodeDb } from './node-db.ts';
@@ -158,7 +158,8 @@ export class Compactor implements AsyncDisposable {
     const begun = db.beginCompaction(vmId, id);
     if (!begun.ok) return begun;
     const chain = begun.value;
-    const plan = planRun(chain.layers, this.startDepth);
+    const launchDepth = sharedDepth(chain.layers, db.launchChain(vmId)?.layers ?? []);
+    const plan = planRun(chain.layers, this.startDepth, launchDepth);
     const outcome =
       plan === null ? ok(null) : await this.#mergeAndSwap(vmId, id, chain, plan.first).catch(bug);
     if (!outcome.ok || outcome.value === null) {

@@ -23,7 +23,7 @@ function simulate(
     captured += size;
     chain.push({ generation: 0, dataBytes: size });
     depthPeak = Math.max(depthPeak, chain.length);
-    const plan = planRun(chain, depthMax);
+    const plan = planRun(chain, depthMax, 0);
     if (plan === null) continue;
     const dataBytes = merged(chain.slice(plan.first).map((layer) => layer.dataBytes));
     rewritten += dataBytes;
@@ -98,8 +98,8 @@ test('a byte is rewritten once at most in C(d + 1, 2) captures, twice at most in
 
 test('a base that outweighs what is on it stays out of the run', () => {
   const thin = Array.from({ length: 27 }, () => ({ generation: 0, dataBytes: 10 }));
-  expect(planRun([{ generation: 0, dataBytes: 10_000 }, ...thin], 28)?.first).toBe(1);
-  expect(planRun([{ generation: 0, dataBytes: 100 }, ...thin], 28)?.first).toBe(0);
+  expect(planRun([{ generation: 0, dataBytes: 10_000 }, ...thin], 28, 0)?.first).toBe(1);
+  expect(planRun([{ generation: 0, dataBytes: 100 }, ...thin], 28, 0)?.first).toBe(0);
 });
 
 test('heavy bottoms never take more than half of the places', () => {
@@ -107,16 +107,23 @@ test('heavy bottoms never take more than half of the places', () => {
     generation: 0,
     dataBytes: 2 ** (40 - i),
   }));
-  expect(planRun(halving, 28)?.first).toBe(14);
+  expect(planRun(halving, 28, 0)?.first).toBe(14);
 });
 
+const layers = (n: number, generation = 0): ChainLayer[] =>
+  Array.from({ length: n }, () => ({ generation, dataBytes: 1 }));
+
 test('a chain with a free place is left alone; a full one always loses a layer', () => {
-  const layers = (n: number, generation = 0) =>
-    Array.from({ length: n }, () => ({ generation, dataBytes: 1 }));
-  expect(planRun(layers(27), 28)).toBeNull();
-  expect(planRun(layers(1), 1)).toBeNull();
-  expect(planRun([...layers(27, 3), ...layers(1)], 28)).toEqual({ first: 0, generation: 4 });
-  expect(planRun([...layers(26, 3), ...layers(2)], 28)).toEqual({ first: 26, generation: 1 });
+  expect(planRun(layers(27), 28, 0)).toBeNull();
+  expect(planRun(layers(1), 1, 0)).toBeNull();
+  expect(planRun([...layers(27, 3), ...layers(1)], 28, 0)).toEqual({ first: 0, generation: 4 });
+  expect(planRun([...layers(26, 3), ...layers(2)], 28, 0)).toEqual({ first: 26, generation: 1 });
   const stairs = Array.from({ length: 28 }, (_, i) => ({ generation: 28 - i, dataBytes: 1 }));
-  expect(planRun(stairs, 28)).toEqual({ first: 26, generation: 3 });
+  expect(planRun(stairs, 28, 0)).toEqual({ first: 26, generation: 3 });
+});
+
+test('layers of the launch parent stay out, unless they leave fewer than half of the places', () => {
+  expect(planRun(layers(28), 28, 14)).toEqual({ first: 14, generation: 1 });
+  expect(planRun(layers(28), 28, 15)).toEqual({ first: 0, generation: 1 });
+  expect(planRun([...layers(10, 1), ...layers(18)], 28, 12)?.first).toBe(12);
 });

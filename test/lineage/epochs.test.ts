@@ -1,6 +1,15 @@
 import { expect, test } from 'vitest';
 import { captureId, snapshotId, vmId } from '../../src/units.ts';
-import { attach, captureTo, chain, clearing, forgetting, failed, finish, keeping } from './fixtures.ts';
+import {
+  attach,
+  captureTo,
+  chain,
+  clearing,
+  forgetting,
+  failed,
+  finish,
+  keeping,
+} from './fixtures.ts';
 import { layer, mustFail, mustOk, newJob, openDb, pages, pagesIn } from './fixtures.ts';
 import { PAGES } from './fixtures.ts';
 
