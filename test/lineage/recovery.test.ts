@@ -27,8 +27,8 @@ const script = `
   const vm = 'vm-1', id = 'c2', path = folder + '/layer';
   must(db.createJob({ captureId: id, vmId: vm, requestJson: '{}', createdAtMs: 2 }));
   at('created');
-  const intent = must(db.begin(vm, id, { clearsOnRead, forgetsCommitted: false, bytesIn: 'process', advance: true,
-    scratchPaths: [path, path + '.partial'] }));
+  const intent = must(db.begin(vm, id, { clearsOnRead, forgetsCommitted: false, bytesIn: 'process',
+    advance: true, scratchPaths: [path, path + '.partial'] }));
   at('intended');
   must(db.markPaused(vm, id));
   at('paused');
