@@ -205,9 +205,9 @@ test.each(['publish', 'commit', 'copy'] as const)(
   'resume after %s: the snapshot is the guest as it was paused, which went on writing before and after',
   async (resumeAfter) => {
     await using harness = await Harness.make();
-    await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 64 });
+    await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
-    const hot = { seed: 5, count: 3_000, firstPage: 1024 };
+    const hot = { seed: 5, count: 1_500, firstPage: 1024 };
     await vm.run({ pages: hot, value: 5, words: 16 });
     await vm.program({ pages: hot, value: 6, loop: true, pagesPerSecond: 10_000 });
     await vm.clearRequests();
