@@ -220,9 +220,12 @@ test('a capture that fails while it copies leaves its set in the ledger', async 
   await vm.setUnreadable(2005);
   const { nodeDb } = harness;
   const record = nodeDb.recordSetAsync.bind(nodeDb);
+  const resume = vi.spyOn(VmmClient.prototype, 'resume');
+  const abort = vi.spyOn(nodeDb, 'abort');
   vi.spyOn(nodeDb, 'recordSetAsync').mockImplementationOnce(async (...call) => {
-    // Slower than the failure: the abort has to wait for it.
-    for (let i = 0; i < 100; i++) await turn();
+    // Slower than the failure, which lets the VM run first: the abort has to wait for this.
+    while (resume.mock.settledResults.every(({ type }) => type !== 'fulfilled')) await turn();
+    for (let i = 0; i < 5_000 && abort.mock.calls.length === 0; i++) await turn();
     return record(...call);
   });
   const failed = await harness.capture(vmId, { resumeAfter: 'copy' });
