@@ -18,6 +18,7 @@
  *     owns it then. If the last of them ends in between, its release is queued, and makes the hold
  *     spent or closes it.
  */
+import { randomUUID } from 'node:crypto';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { encodeManifest } from '../artifact/manifest.ts';
@@ -362,8 +363,9 @@ export class Publisher {
     const manifest = encodeManifest(
       manifestOf({ plan, captureId, nodeId, host, virtualization, chain, vmState }),
     );
-    const path = join(plan.stagingFolder, 'manifest.json');
-    await writeFile(path, manifest);
+    // Each try its own file: the store may have taken the last one's, as a link that nobody may write.
+    const path = join(plan.stagingFolder, `manifest.${randomUUID()}.json`);
+    await writeFile(path, manifest, { flag: 'wx' });
     const [artifact] = await this.#record([{ kind: 'manifest', ...bytesFacts(manifest) }]);
     if (artifact === undefined) throw new Error('no upload was named');
     return { artifact, sourcePath: path, stored: false };

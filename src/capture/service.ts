@@ -8,7 +8,7 @@ import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog } from '../catalog/catalog.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
-import type { CaptureJob } from '../lineage/jobs.queries.ts';
+import type { CaptureJob, NewJob } from '../lineage/jobs.queries.ts';
 import { Compactor } from '../lineage/compaction.ts';
 import { keepTrimming } from '../lineage/job-trim.ts';
 import { deleteUnneededLayers } from '../lineage/local-files.ts';
@@ -203,29 +203,38 @@ export class CaptureService implements Captures {
     entry: NewEntry | null,
   ): Promise<Outcome<CaptureView>> {
     const { nodeDb, clock } = this.#deps;
-    if (this.#stopping.signal.aborted) return refused(stoppingError());
-    const handle = this.#vms.handle(id);
-    const record = nodeDb.getVm(id);
-    if (record === undefined) return refused(vmUnknown(id));
-    if (handle === undefined) return refused(notFoundAgain(record));
-    const precopy = precopyProblem(request, handle.source);
-    if (precopy !== null) return refused(precopy);
     const { idempotencyKey, ...rest } = request;
-    const repeated = await this.#aliasProblem(request);
-    if (repeated !== null) return refused(repeated);
-    const created = nodeDb.createJob({
+    const job: NewJob = {
       captureId: toCaptureId(entry?.preparedId ?? randomUUID()),
       kind: entry === null ? 'capture' : 'fork',
       vmId: id,
       idempotencyKey: idempotencyKey ?? null,
       requestJson: JSON.stringify(rest),
       createdAtMs: clock.nowMs(),
-    });
+    };
+    // A key that was seen finds its capture, whatever became of the VM and the alias since.
+    if (idempotencyKey !== undefined && nodeDb.hasJobOf(idempotencyKey)) return this.#repeated(job);
+    const taken = await this.#aliasProblem(request);
+    if (this.#stopping.signal.aborted) return refused(stoppingError());
+    const record = nodeDb.getVm(id);
+    if (record === undefined) return refused(vmUnknown(id));
+    if (taken !== null) return refused(taken);
+    const handle = this.#vms.handle(id);
+    if (handle === undefined) return refused(notFoundAgain(record));
+    const precopy = precopyProblem(request, handle.source);
+    if (precopy !== null) return refused(precopy);
+    const created = nodeDb.createJob(job);
     if (!created.ok) return refused(created.error, runningFacts(created.error));
-    const { captureId } = created.value.job;
-    if (!created.value.created)
-      return ok(this.getCapture(captureId) ?? viewOfJob(created.value.job));
-    return ok(this.#startRun(handle, captureId, request, entry).view());
+    if (!created.value.created) return this.#repeated(job);
+    return ok(this.#startRun(handle, job.captureId, request, entry).view());
+  }
+
+  /** The capture that has this key, where the request is the same. */
+  #repeated(job: NewJob): Outcome<CaptureView> {
+    const known = this.#deps.nodeDb.createJob(job);
+    if (!known.ok) return refused(known.error, runningFacts(known.error));
+    const { captureId } = known.value.job;
+    return ok(this.getCapture(captureId) ?? viewOfJob(known.value.job));
   }
 
   #startRun(

@@ -231,6 +231,11 @@ export class NodeDb {
     return jobs.findJob(this.#db, captureId);
   }
 
+  /** Whether a capture has this idempotency key. */
+  hasJobOf(idempotencyKey: string): boolean {
+    return jobs.findJobByKey(this.#db, idempotencyKey) !== undefined;
+  }
+
   listJobs(query: JobQuery): CaptureJob[] {
     return jobs.listJobs(this.#db, query);
   }

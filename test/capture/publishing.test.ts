@@ -2,6 +2,7 @@
 import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { decodeManifest } from '../../src/artifact/manifest.ts';
+import { parseArtifactKey } from '../../src/artifact/store.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { Collector } from '../../src/gc/collector.ts';
@@ -43,6 +44,32 @@ async function expectWholeManifest(harness: Harness, snapshot: string): Promise<
     valueOf(await harness.store.head(artifact as never));
   }
 }
+
+test('a publish that is tried under new names writes nothing that the store has already', async () => {
+  let refusals = 1;
+  await using harness = await Harness.make(
+    eager,
+    {},
+    {
+      around: withPublish((real, request) =>
+        refusals-- > 0
+          ? Promise.resolve(err({ kind: 'upload-missing' as const, message: 'gone', subject: '' }))
+          : real.publish(request),
+      ),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await harness.published(vmId);
+  const kinds: string[] = [];
+  for await (const { key, sizeBytes } of harness.store.list(never)) {
+    const named = key === null ? undefined : parseArtifactKey(key);
+    if (key === null || named === undefined) continue;
+    kinds.push(named.kind);
+    valueOf(await harness.store.verify({ ...named, key, sizeBytes }, never));
+  }
+  expect(kinds.filter((kind) => kind === 'manifest')).toHaveLength(2);
+});
 
 test('what an earlier life had stored is given up when the catalog is back, with no publish at all', async () => {
   const seen = { isAway: false, refused: 0, settled: 0 };

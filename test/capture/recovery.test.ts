@@ -90,6 +90,13 @@ test('the same idempotency key with the same request is the same capture, with a
   const first = await harness.capture(vmId, { idempotencyKey: 'k1', resumeAfter: 'copy' });
   const again = await harness.startCapture(vmId, { idempotencyKey: 'k1', resumeAfter: 'copy' });
   expect(again.captureId).toBe(first.captureId);
+  const named = { idempotencyKey: 'k2', alias: 'mine', resumeAfter: 'copy' } as const;
+  const mine = await harness.capture(vmId, named);
+  // Its own snapshot has the alias by now, and the VM is gone.
+  await vm.kill();
+  await harness.stop();
+  await harness.start();
+  expect((await harness.startCapture(vmId, named)).captureId).toBe(mine.captureId);
   const other = await harness.service.startCapture(vmId, { idempotencyKey: 'k1' });
   expect(other.ok ? '' : other.error.kind).toBe('idempotency-conflict');
 });
