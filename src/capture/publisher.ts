@@ -29,6 +29,7 @@ import { catalogRetryable } from '../catalog/errors.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import { crashPoint } from '../crash-points.ts';
+import { retryable as lineageRetryable } from '../lineage/failures.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { LocalLayer } from '../lineage/layers.queries.ts';
@@ -387,8 +388,17 @@ function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
   };
 }
 
+/** What node.db cannot do; what it refuses is not asked for by a publish. */
+const nodeDbRetryable = Object.fromEntries(
+  Object.entries(lineageRetryable).filter(([kind]) => kind.startsWith('node-db-')),
+);
+
 function isRetryable(detail: FailureDetail): boolean {
-  const tables: Readonly<Record<string, boolean>> = { ...catalogRetryable, ...artifactRetryable };
+  const tables: Readonly<Record<string, boolean>> = {
+    ...catalogRetryable,
+    ...artifactRetryable,
+    ...nodeDbRetryable,
+  };
   if (laterRetryable.has(detail.kind) || mendable.has(detail.kind)) return true;
   return tables[detail.kind] ?? detail.kind.startsWith('state-');
 }

@@ -17,7 +17,7 @@ import type { SealedLayer } from '../layer/layer-writer.ts';
 import { Freeze, failedWith } from '../pipeline/freeze.ts';
 import { Cleanups } from '../pipeline/cleanups.ts';
 import { StageMeter, stopwatch } from '../pipeline/meter.ts';
-import { Failure, type FailureDetail, type Result } from '../result.ts';
+import { Failure, ok, type FailureDetail, type Result } from '../result.ts';
 import type { Published, PublishFailure } from '../stages/publish.ts';
 import { stageNames, type StageName } from '../stage-names.ts';
 import type { CaptureId } from '../units.ts';
@@ -81,6 +81,8 @@ export class CaptureRun {
   #seat: Seat | undefined;
   #committed = false;
   #fetchAttempted = false;
+  /** Why it aborted, until node.db knows. */
+  #aborted: FailureDetail | null = null;
   #vmStatePath: string | null = null;
   #unsealedPath: string | undefined;
   /** What `recordLater` left to do; null once it is under way. */
@@ -259,7 +261,7 @@ export class CaptureRun {
 
   /** R3, R4. */
   async #failed(error: unknown): Promise<void> {
-    const { nodeDb, observer } = this.#deps;
+    const { observer } = this.#deps;
     const reason: unknown = this.#abort.signal.aborted ? this.#abort.signal.reason : error;
     const detail = failureOf(reason);
     if (!(reason instanceof Failure)) {
@@ -280,11 +282,28 @@ export class CaptureRun {
     const staged = stagingFolder(this.#deps.config, this.captureId);
     const layer = this.#unsealedPath === undefined ? [] : [this.#unsealedPath];
     await removeLeftovers([...layer, staged], observer);
-    const options = { fetchAttempted: this.#fetchAttempted };
-    const aborted = nodeDb.abort(this.captureId, detail, options);
+    this.#aborted = detail;
+    const recorded = this.recordEnd();
     this.#deps.compactor.captureEnded(this.vm.vmId);
-    if (!aborted.ok) observer.warn('an abort could not be recorded', { error: aborted.error });
+    if (!recorded.ok) {
+      this.#warn('an end could not be recorded yet, and is tried again', recorded.error);
+    }
     this.progress.aborted(detail);
+  }
+
+  /** After the end: tells node.db of an abort and of a resume, where it has not been told yet. */
+  recordEnd(): Result<void, FailureDetail> {
+    const { nodeDb } = this.#deps;
+    const { vmId } = this.vm;
+    if (this.#aborted !== null) {
+      const options = { fetchAttempted: this.#fetchAttempted };
+      const recorded = nodeDb.abort(this.captureId, this.#aborted, options);
+      if (!recorded.ok) return recorded;
+      this.#aborted = null;
+    }
+    const runs = this.#freeze.state === 'resumed' || this.#freeze.state === 'refused';
+    if (!runs || nodeDb.getVm(vmId)?.pausedBy !== this.captureId) return ok(undefined);
+    return nodeDb.clearPaused(vmId, this.captureId);
   }
 
   #warn(what: string, error: unknown): void {

@@ -68,6 +68,10 @@ const attachTimeoutMs = 15_000;
 /** Captures that a list shows, newest first. */
 const listMax = 1_000;
 
+/** Waits between tries to tell node.db how a capture ended, milliseconds. */
+const recordWaitMsMin = 200;
+const recordWaitMsMax = 10_000;
+
 const freshVm: LaunchedFrom = { layers: [], hold: null, preparedId: null, byUs: false };
 
 export class CaptureService implements Captures {
@@ -183,6 +187,7 @@ export class CaptureService implements Captures {
 
   async detach(id: VmId): Promise<Outcome<null>> {
     const { nodeDb } = this.#deps;
+    this.#recordEnds(id);
     const detached = nodeDb.detachVm(id);
     if (!detached.ok) return refused(detached.error, runningFacts(detached.error));
     this.#vms.drop(id);
@@ -223,6 +228,7 @@ export class CaptureService implements Captures {
     if (handle === undefined) return refused(notFoundAgain(record));
     const precopy = precopyProblem(request, handle.source);
     if (precopy !== null) return refused(precopy);
+    this.#recordEnds(id);
     const created = nodeDb.createJob(job);
     if (!created.ok) return refused(created.error, runningFacts(created.error));
     if (!created.value.created) return this.#repeated(job);
@@ -267,12 +273,29 @@ export class CaptureService implements Captures {
     const { nodeDb, observer } = this.#deps;
     const { vmId } = run.vm;
     if (this.#byVm.get(vmId) === run) this.#byVm.delete(vmId);
+    await this.#recordEnd(run);
     if (nodeDb.getVm(vmId)?.pausedBy === run.captureId) this.#tend(vmId);
     this.#runs.delete(run.captureId);
     this.#keepLayout(run.vm);
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
     await this.#deleteUnneeded();
+  }
+
+  /** As soon as node.db can be written again; recovery does it where the daemon stops before that. */
+  async #recordEnd(run: CaptureRun): Promise<void> {
+    const { signal } = this.#stopping;
+    for (let waitMs = recordWaitMsMin; !run.recordEnd().ok && !signal.aborted;) {
+      await this.#deps.clock.sleep(waitMs, signal).catch(() => undefined);
+      waitMs = Math.min(waitMs * 2, recordWaitMsMax);
+    }
+  }
+
+  /** Whoever asks for the VM now need not wait for that. */
+  #recordEnds(vmId: VmId): void {
+    for (const run of this.#runs.values()) {
+      if (run.vm.vmId === vmId && run.progress.hasEnded) run.recordEnd();
+    }
   }
 
   /** The next life of the daemon need not find the memory of a process again, which may be harder. */

@@ -149,9 +149,12 @@ function classify(error: unknown, failedStatements: WeakSet<object>): Verdict {
   if (code === '53100') return { kind: 'fatal', error: { kind: 'catalog-full', message } };
   if (code.startsWith('58')) return { kind: 'fatal', error: { kind: 'catalog-io', message } };
   if (code.startsWith('XX')) return { kind: 'fatal', error: { kind: 'catalog-corrupt', message } };
-  // Who may connect and what they may do is the server's to say, and may change.
-  if (code.startsWith('28') || code.startsWith('3D') || code === '42501') {
-    return { kind: 'fatal', error: { kind: 'catalog-unavailable', message } };
-  }
-  return { kind: 'foreign' };
+  // What a statement is and what it is given are ours: the schema is not the one it was written for.
+  const isOurs = code.startsWith('22') || (code.startsWith('42') && code !== '42501');
+  // The rest is the server's to say and may change: who may connect, whether it may be written to,
+  // what memory and settings it has.
+  return {
+    kind: 'fatal',
+    error: { kind: isOurs ? 'catalog-corrupt' : 'catalog-unavailable', message },
+  };
 }

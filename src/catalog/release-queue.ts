@@ -91,30 +91,37 @@ export class ReleaseFlusher implements AsyncDisposable {
     return true;
   }
 
+  /** Never rejects: what one pass could not do, a later one does. */
   async #run(): Promise<void> {
     let waitMs = POLL_MS;
     const { signal } = this.#stop;
     while (!signal.aborted) {
-      if (await this.flush()) waitMs = POLL_MS;
+      if (await this.flush().catch((error: unknown) => this.#bug(error))) waitMs = POLL_MS;
       else waitMs = Math.min(waitMs * 2, RETRY_MS_MAX);
       await this.#rest(waitMs);
     }
   }
 
+  #bug(error: unknown): false {
+    this.#deps.onError({ kind: 'internal', message: String(error) });
+    return false;
+  }
+
   /** Until poked, and no longer than `ms`: asking the local queue costs the catalog nothing. */
   async #rest(ms: number): Promise<void> {
+    // Not `AbortSignal.any`: on Node 20 a signal that lives long keeps something of every one made.
     const nap = new AbortController();
     this.#wake = () => nap.abort();
-    if (this.#owed) nap.abort();
+    if (this.#owed || this.#stop.signal.aborted) nap.abort();
     this.#owed = false;
-    const signal = AbortSignal.any([nap.signal, this.#stop.signal]);
-    await this.#deps.clock.sleep(ms, signal).catch(() => undefined);
+    await this.#deps.clock.sleep(ms, nap.signal).catch(() => undefined);
     this.#wake = undefined;
   }
 
   /** Ends after the batch under way; the rest stays queued. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
+    this.#wake?.();
     await this.#loop;
   }
 }

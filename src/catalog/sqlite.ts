@@ -63,8 +63,14 @@ const kinds: Readonly<Record<string, CatalogErrorKind>> = {
   SQLITE_NOTADB: 'catalog-corrupt',
   SQLITE_CANTOPEN: 'catalog-unavailable',
   SQLITE_READONLY: 'catalog-unavailable',
+  SQLITE_PERM: 'catalog-unavailable',
+  SQLITE_AUTH: 'catalog-unavailable',
+  SQLITE_NOMEM: 'catalog-unavailable',
   SQLITE_IOERR: 'catalog-io',
 };
+
+/** Another transaction's doing; `PROTOCOL`: many began at once, and each kept the others from it. */
+const conflicts: ReadonlySet<string> = new Set(['SQLITE_BUSY', 'SQLITE_LOCKED', 'SQLITE_PROTOCOL']);
 
 /** SQLite's codes are a primary code and, after another `_`, a detail. */
 function classify(error: unknown): Verdict {
@@ -73,7 +79,7 @@ function classify(error: unknown): Verdict {
   if (code === undefined || !code.startsWith('SQLITE_')) return { kind: 'foreign' };
   const primary = code.split('_').slice(0, 2).join('_');
   const message = `SQLite: ${(error as Error).message} (${code})`;
-  if (primary === 'SQLITE_BUSY' || primary === 'SQLITE_LOCKED') {
+  if (conflicts.has(primary)) {
     return { kind: 'conflict', error: { kind: 'catalog-busy', message } };
   }
   if (primary === 'SQLITE_CONSTRAINT') {
@@ -83,8 +89,9 @@ function classify(error: unknown): Verdict {
   if (code === 'SQLITE_IOERR_SHMSIZE') {
     return { kind: 'fatal', error: { kind: 'catalog-full', message } };
   }
-  const kind = kinds[primary];
-  return kind === undefined ? { kind: 'foreign' } : { kind: 'fatal', error: { kind, message } };
+  // What is in no list is about the statement: the schema is not the one it was written for.
+  const kind = kinds[primary] ?? 'catalog-corrupt';
+  return { kind: 'fatal', error: { kind, message } };
 }
 
 export interface SqliteOptions {

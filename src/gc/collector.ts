@@ -53,7 +53,9 @@ export type GcError =
   | CatalogError
   | ArtifactError
   | MassDelete
-  | { readonly kind: 'cancelled'; readonly message: string };
+  | { readonly kind: 'cancelled'; readonly message: string }
+  /** A bug. */
+  | { readonly kind: 'internal'; readonly message: string };
 
 export interface GcReport {
   readonly runId: string;

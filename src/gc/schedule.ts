@@ -3,11 +3,12 @@
  * it.
  */
 import type { Clock } from '../clock.ts';
+import { err } from '../result.ts';
 import type { Result } from '../result.ts';
 import type { Collector, GcError, GcReport } from './collector.ts';
 
 export interface GcScheduleDeps {
-  readonly collector: Collector;
+  readonly collector: Pick<Collector, 'run'>;
   readonly clock: Clock;
   /** After each run, scheduled or not. */
   readonly onRun: (result: Result<GcReport, GcError>) => void;
@@ -42,6 +43,7 @@ export class GcSchedule implements AsyncDisposable {
     return result;
   }
 
+  /** Never rejects: the next run comes in its time. */
   async #run(intervalMs: number, firstMs: number): Promise<void> {
     for (let waitMs = firstMs; ; waitMs = intervalMs) {
       try {
@@ -49,14 +51,16 @@ export class GcSchedule implements AsyncDisposable {
       } catch {
         return;
       }
-      await this.runNow();
+      await this.runNow().catch((error: unknown) => {
+        this.#deps.onRun(err({ kind: 'internal', message: String(error) }));
+      });
     }
   }
 
   /** Stops a run between two of its transactions. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
-    await this.#running;
+    await Promise.allSettled([this.#running]);
     await this.#loop;
   }
 }

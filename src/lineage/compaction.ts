@@ -284,16 +284,20 @@ export class Compactor implements AsyncDisposable {
   async #woken(vmId: VmId, signal: AbortSignal): Promise<void> {
     const waiting = this.#waiting.get(vmId) ?? new Set();
     this.#waiting.set(vmId, waiting);
+    // Not `AbortSignal.any`: on Node 20 a signal that lives long keeps something of every one made.
     const end = new AbortController();
-    const either = AbortSignal.any([signal, end.signal]);
+    const stop = (): void => end.abort();
+    signal.addEventListener('abort', stop, { once: true });
+    if (signal.aborted) stop();
     let wake: () => void = () => undefined;
     const called = new Promise<void>((resolve) => {
       wake = resolve;
       waiting.add(resolve);
     });
-    const slept = this.#options.clock.sleep(lookAgainMs, either).catch(() => undefined);
+    const slept = this.#options.clock.sleep(lookAgainMs, end.signal).catch(() => undefined);
     await Promise.race([called, slept]);
     end.abort();
+    signal.removeEventListener('abort', stop);
     waiting.delete(wake);
   }
 }

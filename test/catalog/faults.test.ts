@@ -4,6 +4,7 @@ import { mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { sql } from 'kysely';
+import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import { systemClock } from '../../src/clock.ts';
@@ -13,7 +14,8 @@ import { openCatalog } from '../../src/catalog/open.ts';
 import { publish } from '../../src/catalog/publish.ts';
 import { ReleaseFlusher } from '../../src/catalog/release-queue.ts';
 import { Collector } from '../../src/gc/collector.ts';
-import { ok } from '../../src/result.ts';
+import { GcSchedule } from '../../src/gc/schedule.ts';
+import { err, ok } from '../../src/result.ts';
 import { holdId } from '../../src/units.ts';
 import type { HoldId } from '../../src/units.ts';
 import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
@@ -53,6 +55,56 @@ describe.skipIf(missing !== null)(`PostgreSQL faults ${missing ?? ''}`, () => {
   });
 
   const dialect = { name: 'postgres', newUrl: () => server.newDatabase() } as const;
+
+  test('a release that a read-only server refuses stays queued, and goes once it can be written to', async () => {
+    const url = await dialect.newUrl();
+    const catalog = await openTest({ name: 'postgres', newUrl: () => Promise.resolve(url) });
+    value(await catalog.registerNode({ nodeId: NODE }));
+    const { contentId } = await publishOne(catalog);
+    const id = holdId('owed');
+    const target = { content: contentId };
+    value(await catalog.hold({ holdId: id, nodeId: NODE, target, purpose: 'vm' }));
+    const options = '-c default_transaction_read_only=off';
+    const admin = new pg.Client({ connectionString: url, options });
+    await admin.connect();
+    /** As a failover does: what connects from now on finds it so, and all others lose their connection. */
+    const setReadOnly = async (how: 'on' | 'off'): Promise<void> => {
+      const name = new URL(url).pathname.slice(1);
+      await admin.query(`ALTER DATABASE "${name}" SET default_transaction_read_only = ${how}`);
+      await admin.query(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()`);
+    };
+    await setReadOnly('on');
+    const [refused, released] = [promised(), promised()];
+    const errors: string[] = [];
+    const queue = new Queue();
+    queue.holds.add(id);
+    await using flusher = new ReleaseFlusher({
+      catalog,
+      store: {
+        pendingReleases: (limit) => queue.pendingReleases(limit),
+        releaseTried: () => queue.releaseTried(),
+        releaseDone: (hold) => {
+          released.resolve();
+          return queue.releaseDone(hold);
+        },
+      },
+      clock: systemClock,
+      onError: ({ message }) => {
+        errors.push(message);
+        refused.resolve();
+      },
+    });
+    flusher.start();
+    await refused.promise;
+    expect(errors[0]).toMatch(/read-only transaction.*25006/);
+    await setReadOnly('off');
+    flusher.poke();
+    await released.promise;
+    expect(value(await catalog.listHolds({}))).toEqual([]);
+    await admin.end();
+    await catalog.close();
+  });
 
   test('a server that stops in mid-publish leaves nothing half there', async () => {
     if (!server.canRestart) return;
@@ -356,4 +408,68 @@ onEachDialect('the release queue', (dialect) => {
     expect(errors).toEqual(['request-invalid']);
     await catalog.close();
   });
+});
+
+onEachDialect('Statements', (dialect) => {
+  test('one that does not fit the schema fails as the catalog’s own error, not as a bug', async () => {
+    const catalog = await openTest(dialect);
+    const failing = catalog.database.read('test', ({ db }) =>
+      sql`SELECT * FROM nowhere`.execute(db),
+    );
+    await expect(failing).rejects.toMatchObject({ detail: { kind: 'catalog-corrupt' } });
+    await catalog.close();
+  });
+});
+
+test('a release queue that throws is told of, and asked again', async () => {
+  const [told, asked] = [promised(), promised()];
+  let asks = 0;
+  const store = {
+    pendingReleases: () => {
+      asks += 1;
+      if (asks === 1) throw new Error('a bug');
+      asked.resolve();
+      return [];
+    },
+    releaseTried: () => ok(undefined),
+    releaseDone: () => ok(undefined),
+  };
+  const errors: string[] = [];
+  await using flusher = new ReleaseFlusher({
+    catalog: { releaseMany: () => Promise.resolve(ok(undefined)) },
+    store,
+    clock: systemClock,
+    onError: ({ message }) => {
+      errors.push(message);
+      told.resolve();
+    },
+  });
+  flusher.start();
+  await told.promise;
+  flusher.poke();
+  await asked.promise;
+  expect(errors).toEqual(['Error: a bug']);
+});
+
+test('a scheduled collection that throws is told of, and the next one comes', async () => {
+  const [first, second] = [promised(), promised()];
+  const stopped = err({ kind: 'cancelled', message: 'stopped' } as const);
+  let runs = 0;
+  const run: Collector['run'] = () => {
+    runs += 1;
+    return runs === 1 ? Promise.reject(new Error('a bug')) : Promise.resolve(stopped);
+  };
+  const told: string[] = [];
+  await using schedule = new GcSchedule({
+    collector: { run },
+    clock: systemClock,
+    onRun: (result) => {
+      if (!result.ok) told.push(result.error.message);
+      (told.length === 1 ? first : second).resolve();
+    },
+  });
+  schedule.start(1);
+  await first.promise;
+  await second.promise;
+  expect(told.slice(0, 2)).toEqual(['Error: a bug', 'stopped']);
 });
