@@ -27,7 +27,7 @@ export const stepWeights = {
   vmmDies: 1,
   fork: 3,
   replace: 2,
-  detachAttach: 1,
+  detachAttach: 3,
   restore: 3,
   kill: 1,
   killInCapture: 2,
