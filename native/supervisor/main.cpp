@@ -4,7 +4,8 @@
 //
 // It waits for the lock, prints "ready", and follows what the daemon says. When stdin ends, whatever
 // ended the daemon, it resumes every VM that is still paused by it, looks twice whether a pause that
-// was under way came in after all, appends a line per VM to the report, and exits. The lock is held
+// was under way came in after all, appends a line per VM to the report (read by supervisor-report.ts
+// of the next daemon), and exits. The lock is held
 // until then: the next daemon's supervisor becomes ready, and its captures begin, only after this one
 // can no longer resume anything. Exit status 0; 1 where a VM could not be resumed; 2 for bad use.
 #include <fcntl.h>
@@ -106,7 +107,8 @@ void Report(int fd, const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
     std::string line = kWords[static_cast<std::size_t>(job.outcome)];
     line += " after " + std::to_string((job.resumed_ns - job.began_ns) / kNsPerMs) + " ms: pid ";
-    line += std::to_string(job.vm->pid) + " " + job.vm->socket_path + "\n";
+    line += std::to_string(job.vm->pid) + " start " + std::to_string(job.vm->start_ticks);
+    line += " " + job.vm->socket_path + "\n";
     // Nothing can be done about a report that cannot be written.
     if (fd >= 0) [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), line.size());
   }

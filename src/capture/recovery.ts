@@ -16,6 +16,7 @@ import type { VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
+import type { RunDeps } from './run.ts';
 import { LAYER_SUFFIX, preparedFolder, preparedRoot, stagingFolder } from './staging.ts';
 import { processLives } from './tending.ts';
 import type { TrackingMode } from './types.ts';
@@ -27,10 +28,19 @@ export interface RecoveryDeps {
   readonly nodeDb: NodeDb;
   readonly observer: CaptureObserver;
   readonly vms: VmTable;
+  readonly supervisor: Supervision;
   readonly signal: AbortSignal;
   readonly publish: (job: CaptureJob) => void;
   /** Goes on with a VM in the background. */
   readonly tend: (vmId: VmId) => void;
+}
+
+type Tells = RunDeps['supervisor'];
+
+/** What is known of the helper that resumes VMs when the daemon dies. */
+export interface Supervision extends Tells {
+  /** Whether the helper of the last life resumed this process. Absent: not known of any. */
+  readonly wasResumed?: (vm: Pick<VmRecord, 'pid' | 'startTimeTicks'>) => boolean;
 }
 
 /** How long a VMM may take to say who it is at start-up, milliseconds. */
@@ -41,6 +51,7 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
   await Promise.all(nodeDb.listVms().map((record) => rebind(record, deps)));
   const hooks: RecoveryHooks = {
     identity: (vm) => Promise.resolve(identityOf(vm, deps.vms)),
+    wasResumed: (vm) => deps.supervisor.wasResumed?.(vm) ?? false,
     fileBytes,
     temporaryFiles: () => orphans(config, nodeDb),
     resume: (vm, signal) => resume(vm, deps.vms, signal),

@@ -146,6 +146,8 @@ export class CaptureRun {
       await this.#failed(error);
     } finally {
       await this.#freeze.end();
+      const { state, failure } = this.#freeze;
+      if (state !== 'stuck' && failure !== undefined) this.#warn('after a resume', failure);
       watches.abort();
       this.progress.ended(this.#freeze);
     }

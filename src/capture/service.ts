@@ -28,9 +28,9 @@ import type { ChainDeps } from './launch-chain.ts';
 import type { CaptureObserver } from './observer.ts';
 import { PreparedEntries, type NewEntry } from './prepared-entries.ts';
 import { Publisher } from './publisher.ts';
-import { rebind, recoverAtStart } from './recovery.ts';
+import { rebind, recoverAtStart, type Supervision } from './recovery.ts';
 import { refused, runningFacts, stoppingError, vmUnknown } from './refusals.ts';
-import { CaptureRun, type RunDeps } from './run.ts';
+import { CaptureRun } from './run.ts';
 import { takeUp, takeUpFrom, type LaunchedFrom, type TakeUpDeps } from './take-up.ts';
 import { processLives, Tending } from './tending.ts';
 import { watchRun } from './watch.ts';
@@ -58,7 +58,7 @@ export interface ServiceDeps {
   readonly store: ArtifactStore;
   readonly engine: Engine;
   readonly observer: CaptureObserver;
-  readonly supervisor: RunDeps['supervisor'];
+  readonly supervisor: Supervision;
   readonly nodeId: NodeId;
 }
 

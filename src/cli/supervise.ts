@@ -3,6 +3,7 @@ import { join, resolve } from 'node:path';
 import type { ServiceDeps } from '../capture/service.ts';
 import { systemClock } from '../clock.ts';
 import type { Config } from '../config/load.ts';
+import { takeReport } from '../lineage/supervisor-report.ts';
 import { Supervisor, supervisorPath } from '../lineage/supervisor.ts';
 import type { Logger } from '../observability/log.ts';
 import type { Cleanups } from '../pipeline/cleanups.ts';
@@ -18,16 +19,20 @@ export const unsupervised: Supervise = () =>
 export function supervised(config: Config, logger: Logger): Supervise {
   return async (cleanups) => {
     const { state } = config.paths;
+    const reportPath = join(state, 'supervisor.report');
     const started = await Supervisor.start({
       executable: executable(),
       lockPath: join(state, 'supervisor.lock'),
-      reportPath: join(state, 'supervisor.report'),
+      reportPath,
       clock: systemClock,
       onRestart: (failure) => logger.warn({ failure }, 'the supervisor is started again'),
     });
     if (!started.ok) throw new Failure(started.error);
     const supervisor = started.value;
     cleanups.useAsync(supervisor);
+    const report = await takeReport(reportPath);
+    if (!report.ok) logger.warn({ failure: report.error }, 'a supervisor report was not read');
+    const before = report.ok ? report.value : [];
     const told = (outcome: { ok: true } | { ok: false; error: FailureDetail }): void => {
       if (!outcome.ok) logger.error({ failure: outcome.error }, 'a pause is not supervised');
     };
@@ -38,6 +43,8 @@ export function supervised(config: Config, logger: Logger): Supervise {
         void supervisor.paused({ vmId, socketPath, pid, startTimeTicks }).then(told);
       },
       resumed: ({ vmId }) => void supervisor.resumed(vmId).then(told),
+      wasResumed: ({ pid, startTimeTicks }) =>
+        before.some((vm) => vm.pid === pid && vm.startTimeTicks === startTimeTicks),
     };
   };
 }

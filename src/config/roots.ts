@@ -10,6 +10,9 @@ export interface RootsError extends FailureDetail {
 /** Linux takes no longer path. */
 const PATH_BYTES_MAX = 4096;
 
+/** Paths are told to the supervisor as lines, and to the kernel as strings that end with a NUL. */
+const UNTELLABLE = /[\n\0]/;
+
 const isWithin = (path: string, root: string): boolean =>
   root === '/' ? path.startsWith('/') : path === root || path.startsWith(`${root}/`);
 
@@ -20,6 +23,10 @@ function realRoot(root: string): string | undefined {
   } catch {
     return undefined;
   }
+}
+
+function invalid(path: string, why: string): RootsError {
+  return { kind: 'path-invalid', message: `${JSON.stringify(path.slice(0, 120))} ${why}` };
 }
 
 function outside(path: string, roots: readonly string[]): RootsError {
@@ -37,10 +44,10 @@ export function confinePath(
   roots: readonly string[],
   options: { readonly mayBeNew?: boolean } = {},
 ): Result<string, RootsError> {
-  if (!path.startsWith('/') || path.includes('\0') || Buffer.byteLength(path) > PATH_BYTES_MAX) {
-    const shown = JSON.stringify(path.slice(0, 120));
-    return err({ kind: 'path-invalid', message: `${shown} is not an absolute path` });
+  if (!path.startsWith('/') || Buffer.byteLength(path) > PATH_BYTES_MAX) {
+    return err(invalid(path, 'is not an absolute path'));
   }
+  if (UNTELLABLE.test(path)) return err(invalid(path, 'is not one line'));
   const plain = normalize(path);
   const real = roots.map(realRoot).filter((root) => root !== undefined);
   const isNear = [...roots, ...real].some((root) => isWithin(plain, root));
@@ -50,7 +57,8 @@ export function confinePath(
       options.mayBeNew === true
         ? join(realpathSync(dirname(plain)), basename(plain))
         : realpathSync(plain);
-    return real.some((root) => isWithin(resolved, root)) ? ok(resolved) : err(outside(path, roots));
+    if (!real.some((root) => isWithin(resolved, root))) return err(outside(path, roots));
+    return UNTELLABLE.test(resolved) ? err(invalid(resolved, 'is not one line')) : ok(resolved);
   } catch (error) {
     const message = `${path} cannot be reached: ${systemCode(error) ?? String(error)}`;
     return err({ kind: 'path-missing', message });

@@ -3,7 +3,8 @@
  * and of what is true outside (`RecoveryFacts`), and the executor carries it out in this order:
  *
  * 1. every VM that we paused runs again (only if it is still the same process: a socket path that
- *    another VMM took over is left alone);
+ *    another VMM took over is left alone; and only if the supervisor has not resumed it already: by now
+ *    its owner may want it paused);
  * 2. captures short of `sealed` abort, files first, then the record, which waits for no file that cannot
  *    be removed: it is an orphan at the next start; a `sealed` one whose file is whole is committed,
  *    since every check of its copy had passed;
@@ -33,6 +34,8 @@ export interface RecoveryState {
 export interface RecoveryFacts {
   /** Whether each attached VM is still the process that was attached. */
   readonly identity: ReadonlyMap<VmId, VmIdentity>;
+  /** Those that the supervisor resumed after the last life had ended. */
+  readonly resumed: ReadonlySet<VmId>;
   /** Size of each sealed layer's file; absent where there is none. */
   readonly fileBytes: ReadonlyMap<string, number>;
   /** Temporary files found in our folders: at start-up nobody writes any. */
@@ -41,7 +44,7 @@ export interface RecoveryFacts {
 
 export type RecoveryAction =
   | { readonly kind: 'resume-vm'; readonly vm: VmRecord; readonly captureId: CaptureId }
-  /** The process that we paused is gone or is another one: only the record changes. */
+  /** What we paused is gone, is another process, or was resumed already: only the record changes. */
   | { readonly kind: 'forget-pause'; readonly vm: VmRecord; readonly captureId: CaptureId }
   | {
       readonly kind: 'abort-capture';
@@ -63,8 +66,8 @@ export function planRecovery(state: RecoveryState, facts: RecoveryFacts): Recove
   const actions: RecoveryAction[] = [];
   for (const vm of state.vms) {
     if (vm.pausedBy === null) continue;
-    const same = facts.identity.get(vm.vmId) === 'same';
-    actions.push({ kind: same ? 'resume-vm' : 'forget-pause', vm, captureId: vm.pausedBy });
+    const isPaused = facts.identity.get(vm.vmId) === 'same' && !facts.resumed.has(vm.vmId);
+    actions.push({ kind: isPaused ? 'resume-vm' : 'forget-pause', vm, captureId: vm.pausedBy });
   }
   const publishes: RecoveryAction[] = [];
   for (const job of state.unfinished) {
@@ -108,6 +111,8 @@ function abortAction(job: CaptureJob): RecoveryAction {
 /** What recovery needs from above; none of these may throw for an expected failure. */
 export interface RecoveryHooks {
   identity(vm: VmRecord): Promise<VmIdentity>;
+  /** Whether the supervisor resumed this process after the last life had ended. */
+  wasResumed(vm: VmRecord): boolean;
   /** Size in bytes; null where there is no such file. */
   fileBytes(path: string): Promise<number | null>;
   temporaryFiles(): Promise<readonly string[]>;
@@ -161,7 +166,8 @@ async function gatherFacts(state: RecoveryState, hooks: RecoveryHooks): Promise<
     const size = await hooks.fileBytes(job.layer.path);
     if (size !== null) fileBytes.set(job.layer.path, size);
   }
-  return { identity, fileBytes, temporaryFiles: await hooks.temporaryFiles() };
+  const resumed = new Set(state.vms.filter((vm) => hooks.wasResumed(vm)).map((vm) => vm.vmId));
+  return { identity, resumed, fileBytes, temporaryFiles: await hooks.temporaryFiles() };
 }
 
 /** Once the files of the action are gone, or have turned out to stay. */

@@ -28,7 +28,7 @@ export interface SupervisorOptions {
   readonly executable: string;
   /** Held by the helper while it may still resume anything; one per state folder. */
   readonly lockPath: string;
-  /** Where the helper appends what it did after a death. */
+  /** Where the helper appends what it did after a death; `takeReport` reads it. */
   readonly reportPath: string;
   readonly clock: Clock;
   /** Told of each unexpected end of the helper; it is started again. */

@@ -69,7 +69,7 @@ export class Freeze {
     return { startMs: this.#startMs, endMs: this.#endMs ?? this.#now() };
   }
 
-  /** Why the VM could not be resumed, when `state` is `stuck`. */
+  /** Why the VM could not be resumed, when `state` is `stuck`; in others, what failed after that. */
   get failure(): unknown {
     return this.#failure;
   }
@@ -94,7 +94,7 @@ export class Freeze {
     } catch (error) {
       if (this.#actions.surelyRefused(error)) {
         this.#state = 'refused';
-        this.#actions.done();
+        this.#done();
       } else {
         this.#state = 'paused';
       }
@@ -129,8 +129,8 @@ export class Freeze {
         await this.#actions.resume();
         this.#endMs = this.#now();
         this.#state = 'resumed';
-        this.#actions.done();
-        return;
+        this.#failure = undefined;
+        break;
       } catch (error) {
         this.#failure = error;
         const gone = this.#actions.surelyGone(error);
@@ -138,11 +138,21 @@ export class Freeze {
         if (gone || wait === undefined) {
           this.#endMs = this.#now();
           this.#state = 'stuck';
-          if (gone) this.#actions.done();
+          if (gone) break;
           return;
         }
         await this.#clock.sleep(wait, new AbortController().signal);
       }
+    }
+    this.#done();
+  }
+
+  /** F1: what fails here is no failure of the resume, which must not be sent again for it. */
+  #done(): void {
+    try {
+      this.#actions.done();
+    } catch (error) {
+      this.#failure = error;
     }
   }
 }

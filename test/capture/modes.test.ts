@@ -85,6 +85,7 @@ describe('an attach is refused with what is wrong, and leaves nothing', () => {
   test.each([
     ['a path outside the allowed roots', '/etc/passwd', 'path-outside-roots'],
     ['a path that is not absolute', 'vm.sock', 'path-invalid'],
+    ['a path that is not one line', '/run/vm\n.sock', 'path-invalid'],
     ['a missing socket', 'none.sock', 'path-missing'],
     ['a file that is no socket', 'state/node.db', 'vmm-not-a-vmm'],
   ])('%s', async (_what, name, kind) => {

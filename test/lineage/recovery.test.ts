@@ -78,6 +78,7 @@ interface Seen {
 function hooks(folder: string, seen: Seen, identity: VmIdentity = 'same'): RecoveryHooks {
   return {
     identity: () => Promise.resolve(identity),
+    wasResumed: () => false,
     fileBytes: (path) => Promise.resolve(existsSync(path) ? statSync(path).size : null),
     temporaryFiles: () =>
       Promise.resolve(
@@ -210,6 +211,7 @@ test('the plan resumes before anything else and publishes oldest first', () => {
   };
   const facts = {
     identity: new Map([[vmId('vm-2'), 'same' as const]]),
+    resumed: new Set<never>(),
     fileBytes: new Map<string, number>(),
     temporaryFiles: ['/layers/x.partial'],
   };

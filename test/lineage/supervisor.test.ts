@@ -1,10 +1,11 @@
 import { spawn } from 'node:child_process';
 import { EventEmitter, once } from 'node:events';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '../../src/clock.ts';
+import { resumedIn, takeReport } from '../../src/lineage/supervisor-report.ts';
 import { Supervisor, supervisorPath } from '../../src/lineage/supervisor.ts';
 import type { SupervisedVm, SupervisorError } from '../../src/lineage/supervisor.ts';
 import { vmId } from '../../src/units.ts';
@@ -115,6 +116,10 @@ test('a daemon killed with SIGKILL has its paused VM resumed within a second, an
   expect(back.resumes).toEqual([]);
   expect(foreign.resumes).toEqual([]);
   expect(report(folder)).toEqual([expect.stringMatching(/^resumed after \d+ ms: pid \d+ .*ours/)]);
+  const path = join(folder, 'supervisor.report');
+  expect(mustOk(await takeReport(path))).toEqual([{ pid: process.pid, startTimeTicks }]);
+  // What it said of one pause is not said of the next.
+  expect(mustOk(await takeReport(path))).toEqual([]);
 });
 
 test('signals to the supervisor’s group do not end it before its daemon', async () => {
@@ -206,4 +211,27 @@ test('a supervisor that cannot be started is an error that says why', async () =
   expect(mustFail(await Supervisor.start(missing)).message).toMatch(/ENOENT/);
   const unlockable = { ...options(folder), lockPath: join(folder, 'no', 'lock') };
   expect(mustFail(await Supervisor.start(unlockable)).message).toMatch(/status 2/);
+});
+
+test('a report that is not there, not a file, too long or not ours says nothing', async () => {
+  const path = join(temporaryFolder(), 'report');
+  expect(mustOk(await takeReport(path))).toEqual([]);
+  writeFileSync(path, 'resumed after 1 ms: pid 7 start 8 /a\n');
+  truncateSync(path, 5 * 1024 * 1024);
+  expect(mustFail(await takeReport(path)).message).toMatch(/5242880 bytes/);
+  expect(mustOk(await takeReport(path))).toEqual([]);
+  const folder = join(temporaryFolder(), 'folder');
+  mkdirSync(folder);
+  expect(mustFail(await takeReport(folder)).message).toMatch(/EISDIR/);
+  const lines = [
+    'gone after 1 ms: pid 1 start 2 /a',
+    'failed after 1 ms: pid 1 start 2 /a',
+    'resumed after 1 ms: pid 3 /old',
+    'resumed after 1 ms: pid -3 start 2 /a',
+    'resumed after 1 ms: pid 3 start 99999999999999999999999 /a',
+    '\0resumed after 1 ms: pid 3 start 2 /a',
+    'resumed after 1 ms: pid 5 start 6 /b c',
+    'resumed after 1 ms: pid 7 start 8 /not-whole',
+  ];
+  expect(resumedIn(lines.join('\n'))).toEqual([{ pid: 5, startTimeTicks: 6n }]);
 });

@@ -46,6 +46,19 @@ test('F1: however often the end is asked for, one resume is sent', async () => {
   expect(freeze.state).toBe('resumed');
 });
 
+test('F1: what fails after the resume sends no second one, and is no failure of the first', async () => {
+  const a = actions({
+    done: () => {
+      throw new Error('no space');
+    },
+  });
+  const freeze = new Freeze(a, testClock());
+  await freeze.begin();
+  await freeze.end();
+  expect(a.log).toEqual(['intend', 'pause', 'resume']);
+  expect(freeze).toMatchObject({ state: 'resumed', failure: { message: 'no space' } });
+});
+
 test('F2: a pause whose answer never came is followed by a resume', async () => {
   const a = actions({ pause: () => Promise.reject(new Error('timed out')) });
   const freeze = new Freeze(a, testClock());
