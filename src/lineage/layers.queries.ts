@@ -127,7 +127,10 @@ export interface LayerFlags {
   readonly generation?: number;
 }
 
-/** Adds a layer on top of `layer.parentUuid`; one that is known already must be the same one. */
+/**
+ * Adds a layer on top of `layer.parentUuid`; one that is known already must be the same one. One that
+ * is condemned comes back with the file that it has now: its old file goes, its row stays.
+ */
 export function addLayer(
   db: Database,
   layer: LayerRef,
@@ -152,9 +155,12 @@ export function addLayer(
   if (depth > chainDepthLimit) refuseDepth(layer.uuid, depth);
   const pathOwner = one<{ uuid: string }>(
     db,
-    'SELECT uuid FROM local_layer WHERE path = ? OR uuid = ?',
+    `SELECT uuid FROM local_layer WHERE path = ?
+      OR (uuid = ? AND (digest <> ? OR below_uuid IS NOT ?))`,
     layer.path,
     layer.uuid,
+    layer.digest,
+    below,
   );
   if (pathOwner !== undefined) {
     refuse({
@@ -164,7 +170,11 @@ export function addLayer(
   }
   run(
     db,
-    `INSERT INTO local_layer (${columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+    `INSERT INTO local_layer (${columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+      ON CONFLICT (uuid) DO UPDATE SET path = excluded.path, size_bytes = excluded.size_bytes,
+        data_bytes = excluded.data_bytes, virtual_bytes = excluded.virtual_bytes,
+        managed = excluded.managed, published = excluded.published,
+        generation = excluded.generation, condemned_at_ms = NULL`,
     layer.uuid,
     below,
     depth,

@@ -197,6 +197,32 @@ test('a condemned layer cannot be taken up again, and a crash before its file we
   expect(existsSync(path)).toBe(false);
 });
 
+test('a chain whose old layers are being deleted can be fetched anew, and its new files stay', async () => {
+  const folder = temporaryFolder();
+  const db = openDb(folder);
+  const lease = { holder: 'restore', holderId: 'r' } as const;
+  const flags = { managed: true, published: true };
+  const path = (name: string): string => join(folder, name);
+  const below = layer(null, { path: path('below') });
+  const head = layer(below.uuid, { path: path('head') });
+  mustOk(db.addChain([below, head], flags, lease));
+  mustOk(db.dropLeases('restore', 'r'));
+  const condemned = mustOk(db.condemnLayers());
+  // The same file would go with the deletion that is under way; another layer is another layer.
+  expect(mustFail(db.addChain([below], flags, lease)).kind).toBe('layer-mismatch');
+  const other = layer(null, { uuid: below.uuid, path: path('other') });
+  expect(mustFail(db.addChain([other], flags, lease)).kind).toBe('layer-mismatch');
+  const anew = [
+    { ...below, path: path('below-anew') },
+    { ...head, path: path('head-anew') },
+  ];
+  for (const file of anew) writeFileSync(file.path, 'bytes');
+  mustOk(db.addChain(anew, flags, lease));
+  mustOk(db.forgetLayers(condemned.map(({ uuid }) => uuid)));
+  expect(mustOk(await deleteUnneededLayers(db))).toEqual({ deleted: [], failed: [] });
+  expect(db.localLayers()).toMatchObject(anew);
+});
+
 test('files that others own are never deleted, only forgotten', async () => {
   const folder = temporaryFolder();
   const db = openDb(folder);
