@@ -36,6 +36,9 @@ export type NodeId = Unit<string, 'NodeId'>;
 
 /** Guest page size that layers, bitmaps and ledgers use. */
 export const PAGE_BYTES = 4096;
+
+/** Layers that a chain can have: OverlayBD readers stop there. Source: FORMAT.md §1. */
+export const CHAIN_LAYERS_MAX = 255;
 /** Unit of LSMT index entries. */
 export const SECTOR_BYTES = 512;
 export const SECTORS_PER_PAGE = PAGE_BYTES / SECTOR_BYTES;

@@ -5,7 +5,7 @@
  */
 import { z } from 'zod';
 import { err, ok, type Result } from '../result.ts';
-import { isDigest } from '../units.ts';
+import { CHAIN_LAYERS_MAX, isDigest } from '../units.ts';
 
 /** Largest manifest that is read, bytes: 255 layers take about 100 KiB. */
 export const manifestBytesMax = 4 * 1024 * 1024;
@@ -50,7 +50,7 @@ export const manifestSchema = z
       pageSize: z.literal(4096),
       regions: z.array(region).min(1),
       /** Bottom to top; the last is the head. */
-      layers: z.array(layer).min(1).max(255),
+      layers: z.array(layer).min(1).max(CHAIN_LAYERS_MAX),
     }),
     vmState: artifact.nullable(),
     /** Heads of other roles (`rootfs`, `drive:<id>`), by layer uuid. */

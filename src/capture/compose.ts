@@ -133,7 +133,6 @@ export function composeStages(c: Composition): AsyncIterable<Published> {
       compressedSlabs: c.seat.compressedSlabs,
       hasParent: c.prepared.predecessor !== null,
       dedupAgainst: c.prepared.dedupAgainst,
-      zerosThatMatter: (rows) => rows,
       count: (n) => {
         c.counts.zeroPages += n.zeroPages;
         c.counts.equalPages += n.equalPages;

@@ -4,6 +4,7 @@ import { ROW_COLUMNS, ZEROED_ROW } from '../layer/format.ts';
 import type { PageBitmap } from '../memory.ts';
 import { bitmapSetRange } from '../native/guest.ts';
 import { PAGE_BYTES, pageCount, pagesCeil, type Bytes } from '../units.ts';
+import { emptyBitmap } from '../vmm/bitmap.ts';
 import type { ParentPages } from '../vmm/source.ts';
 import { orThrow } from './failure.ts';
 
@@ -21,20 +22,15 @@ export async function parentPages(
   launchDepth: number,
   imageBytes: Bytes,
 ): Promise<ParentPages> {
-  const data = emptyPages(imageBytes);
+  const data = emptyBitmap(pageCount(pagesCeil(imageBytes)));
   mark(chain, data, false);
-  const aboveLaunch = emptyPages(imageBytes);
+  const aboveLaunch = emptyBitmap(pageCount(pagesCeil(imageBytes)));
   const above = paths.slice(launchDepth);
   if (above.length > 0) {
     await using upper = orThrow(await LayerStack.open(above, { partial: true }));
     mark(upper, aboveLaunch, true);
   }
   return { aboveLaunch, data };
-}
-
-function emptyPages(imageBytes: Bytes): PageBitmap {
-  const count = pagesCeil(imageBytes);
-  return { pageCount: pageCount(count), bits: new Uint8Array(Math.ceil(count / 64) * 8) };
 }
 
 /** Sets every page that a segment touches. */

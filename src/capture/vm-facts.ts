@@ -5,13 +5,21 @@ import { bytes, guestAddress, hostAddress } from '../units.ts';
 
 /** What the record of a VM keeps for this room. */
 export interface VmRecordFacts {
+  /** Of the VMM, as it says. */
+  readonly version: string;
   /** Where the process has its guest's memory; null until a capture found out. */
   readonly layout: MemoryLayout | null;
 }
 
 export function factsOf(vm: VmRecord): VmRecordFacts {
-  const { layout } = JSON.parse(vm.factsJson) as { readonly layout?: unknown };
-  return { layout: layout == null ? null : keptLayout.parse(layout) };
+  const { version, layout } = JSON.parse(vm.factsJson) as {
+    readonly version?: string;
+    readonly layout?: unknown;
+  };
+  return {
+    version: version ?? 'unknown',
+    layout: layout == null ? null : keptLayout.parse(layout),
+  };
 }
 
 const address = z.string().transform((text) => BigInt(text));

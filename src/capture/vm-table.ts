@@ -4,6 +4,7 @@ import type { VmRecord } from '../lineage/vms.queries.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import type { Dialect, VmView } from './types.ts';
 import { processLives } from './tending.ts';
+import { factsOf } from './vm-facts.ts';
 import type { VmHandle } from './vm-handle.ts';
 
 export class VmTable {
@@ -43,13 +44,12 @@ export class VmTable {
 
   #viewOf(record: VmRecord, running: CaptureId | null): VmView {
     const handle = this.#handles.get(record.vmId);
-    const facts = JSON.parse(record.factsJson) as { readonly version?: string };
     return {
       vmId: record.vmId,
       socketPath: record.socketPath,
       pid: record.pid,
       dialect: record.dialect as Dialect,
-      vmmVersion: facts.version ?? 'unknown',
+      vmmVersion: factsOf(record).version,
       trackingMode: record.trackingMode as VmView['trackingMode'],
       epoch: record.epoch,
       memoryParent: record.memoryHead,

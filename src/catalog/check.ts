@@ -5,13 +5,11 @@
 import { parseArtifactKey } from '../artifact/store.ts';
 import type { StoredArtifact } from '../artifact/store.ts';
 import { Failure } from '../result.ts';
-import { isDigest } from '../units.ts';
+import { CHAIN_LAYERS_MAX, isDigest } from '../units.ts';
 import type { LayerUuid } from '../units.ts';
 import type { HoldRequest, ListRequest, NewUpload, PublishRequest } from './catalog.ts';
 import type { CatalogRefusal, CatalogRefusalKind } from './errors.ts';
 
-/** Chains longer than this cannot be opened by the reference reader. */
-export const CHAIN_LAYERS_MAX = 255;
 const HEADS_MAX = 64;
 const ARTIFACTS_MAX = 64;
 const UPLOADS_MAX = 512;

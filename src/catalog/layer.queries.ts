@@ -2,6 +2,7 @@
 import { sql } from 'kysely';
 import type { ColumnType } from 'kysely';
 import type { StoredArtifact } from '../artifact/store.ts';
+import { CHAIN_LAYERS_MAX } from '../units.ts';
 import type { ArtifactKey, Bytes, LayerUuid } from '../units.ts';
 import { findArtifacts, toArtifact } from './artifact.queries.ts';
 import type { ArtifactFacts } from './artifact.queries.ts';
@@ -105,7 +106,7 @@ export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
             .crossJoin('layer')
             .select([...columns, sql<number>`chain.step + 1`.as('step')])
             .whereRef('layer.uuid', '=', 'chain.predecessor')
-            .where('chain.step', '<=', 255),
+            .where('chain.step', '<=', CHAIN_LAYERS_MAX),
         ),
     )
     .selectFrom('chain')

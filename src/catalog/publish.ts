@@ -11,11 +11,12 @@
  */
 import { createHash } from 'node:crypto';
 import type { StoredArtifact } from '../artifact/store.ts';
+import { CHAIN_LAYERS_MAX } from '../units.ts';
 import type { ArtifactKey, LayerUuid } from '../units.ts';
 import { findAlias, insertAlias } from './alias.queries.ts';
 import { findArtifacts, insertArtifacts } from './artifact.queries.ts';
 import type { Layer, NewLayer, PublishRequest, PublishedSnapshot, Snapshot } from './catalog.ts';
-import { CHAIN_LAYERS_MAX, refuse } from './check.ts';
+import { refuse } from './check.ts';
 import { findFingerprint, insertContent } from './content.queries.ts';
 import type { Tx } from './database.ts';
 import { findHold, insertHoldIfNew } from './hold.queries.ts';

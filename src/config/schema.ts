@@ -5,6 +5,7 @@
  */
 import { hostname } from 'node:os';
 import { z } from 'zod';
+import { CHAIN_LAYERS_MAX } from '../units.ts';
 import type { Camelized } from './camel.ts';
 import { pipelineSection } from './pipeline.schema.ts';
 import { absolutePath, byteSize, duration, secretText, valueKinds } from './values.ts';
@@ -179,7 +180,7 @@ const lineage = z
     max_chain: z
       .int()
       .min(2)
-      .max(255)
+      .max(CHAIN_LAYERS_MAX)
       .prefault(32)
       .describe(
         'Chain depth above which layers are merged, outside the pause. 255 is a hard limit.',

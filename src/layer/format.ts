@@ -6,9 +6,6 @@ export const ZEROED_ROW = 2n ** 64n - 1n;
 /** Columns of a segment row: image offset, length, slab offset or ZEROED_ROW; all bytes. */
 export const ROW_COLUMNS = 3;
 
-/** Layers that a stack can have: positions take 8 bits, and the reference reader stops there. */
-export const STACK_LAYERS_MAX = 255;
-
 /** Segments that one layer can have: 1,000,000 index entries, padding to 256s included. */
 export const SEGMENTS_MAX = 999_936;
 

@@ -52,7 +52,7 @@ export function pending(db: Database): PendingCompaction[] {
   return all<CompactionRow>(db, 'SELECT * FROM compaction ORDER BY started_at_ms').map(toPending);
 }
 
-function require(db: Database, id: string): PendingCompaction {
+function requirePending(db: Database, id: string): PendingCompaction {
   const row = one<CompactionRow>(db, 'SELECT * FROM compaction WHERE compaction_id = ?', id);
   if (row === undefined) {
     refuse({ kind: 'compaction-unknown', message: `no compaction ${id} is running` });
@@ -77,14 +77,14 @@ export function begin(db: Database, vmId: VmId, id: string, nowMs: number): Chai
 
 /** K4 */
 export function addFile(db: Database, id: string, path: string): void {
-  const paths = [...require(db, id).scratchPaths, path];
+  const paths = [...requirePending(db, id).scratchPaths, path];
   const sql = 'UPDATE compaction SET scratch_json = ? WHERE compaction_id = ?';
   run(db, sql, JSON.stringify(paths), id);
 }
 
 /** K1, K2. Returns the new chain. */
 export function swap(db: Database, id: string, change: ChainSwap): ChainRef {
-  const { vmId } = require(db, id);
+  const { vmId } = requirePending(db, id);
   const vm = requireVm(db, vmId);
   if (vm.memoryHead !== change.covers) {
     refuse({

@@ -41,14 +41,14 @@
 import type { Database } from 'better-sqlite3';
 import type { FailureDetail } from '../result.ts';
 import { assert } from '../result.ts';
-import { pagesExact, pagesToBytes } from '../units.ts';
+import { CHAIN_LAYERS_MAX, pagesExact, pagesToBytes } from '../units.ts';
 import type { CaptureId, HoldId, SnapshotId, VmId } from '../units.ts';
 import { refuse } from './failures.ts';
 import { addOwner } from './holds.queries.ts';
 import { activeJob, insertJob, findJobByKey, requireJob, setFailure } from './jobs.queries.ts';
 import { setIntent, setLayer, setResult, setSnapshot, setStep } from './jobs.queries.ts';
 import type { CaptureJob, CaptureStep, NewJob } from './jobs.queries.ts';
-import { addLayer, chainDepthLimit, chainOf, dropLeases, findLayer } from './layers.queries.ts';
+import { addLayer, chainOf, dropLeases, findLayer } from './layers.queries.ts';
 import { markPublished, refuseDepth, takeLease } from './layers.queries.ts';
 import type { ChainRef, LayerRef } from './layers.queries.ts';
 import { clearLedger, hasLedger, readLedger, writeLedger } from './ledger.queries.ts';
@@ -159,7 +159,7 @@ export function begin(
   if (vm.pausedBy !== null) refuseRunning(vmId, vm.pausedBy);
   const memoryParent = chainOf(db, vm.memoryHead);
   const depth = (memoryParent?.depth ?? 0) + 1;
-  if (depth > chainDepthLimit) refuseDepth(`VM ${vmId}`, depth);
+  if (depth > CHAIN_LAYERS_MAX) refuseDepth(`VM ${vmId}`, depth);
   const reason = widenReason(db, vm, o);
   setIntent(db, captureId, {
     epoch: vm.epoch,

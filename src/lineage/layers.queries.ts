@@ -1,5 +1,5 @@
 import type { Database } from 'better-sqlite3';
-import { bytes, digest, layerUuid } from '../units.ts';
+import { CHAIN_LAYERS_MAX, bytes, digest, layerUuid } from '../units.ts';
 import type { Bytes, Digest, LayerUuid } from '../units.ts';
 import { refuse } from './failures.ts';
 import { all, one, run } from './statements.ts';
@@ -37,9 +37,6 @@ export interface ChainRef {
   readonly depth: number;
   readonly layers: readonly LocalLayer[];
 }
-
-/** OverlayBD readers stop at this many layers. Source: FORMAT.md §1. */
-export const chainDepthLimit = 255;
 
 export type LeaseHolder = 'capture' | 'prepared' | 'compaction' | 'restore';
 
@@ -152,7 +149,7 @@ export function addLayer(
     refuse({ kind: 'layer-unknown', message: `layer ${layer.uuid} sits on unknown ${below}` });
   }
   const depth = (parent?.depth ?? 0) + 1;
-  if (depth > chainDepthLimit) refuseDepth(layer.uuid, depth);
+  if (depth > CHAIN_LAYERS_MAX) refuseDepth(layer.uuid, depth);
   const pathOwner = one<{ uuid: string }>(
     db,
     `SELECT uuid FROM local_layer WHERE path = ?
@@ -192,7 +189,7 @@ export function addLayer(
 export function refuseDepth(what: string, depth: number): never {
   refuse({
     kind: 'chain-too-deep',
-    message: `${what}: a chain of ${depth} layers passes the limit of ${chainDepthLimit}`,
+    message: `${what}: a chain of ${depth} layers passes the limit of ${CHAIN_LAYERS_MAX}`,
     depth,
   });
 }

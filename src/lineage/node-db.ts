@@ -41,8 +41,8 @@ const journalBytesMax = 64 * 1024 * 1024;
 
 /**
  * node.db: what this daemon knows of its VMs, durably. One connection, WAL, synchronous FULL: a method
- * that returned is on the disk; one that returned an error changed nothing. Calls block for one fsync,
- * but for `recordSetAsync`.
+ * that returned is on the disk; one that returned an error changed nothing. Calls block for one fsync.
+ * `recordSetAsync` alone does not block, and may have recorded its set where it returned an error.
  * The file is locked for as long as it is open, so that two daemons never drive the same VMs.
  */
 export class NodeDb {

@@ -13,6 +13,7 @@ import type { PageBitmap } from '../memory.ts';
 import { assert } from '../result.ts';
 import { pageCount as toPageCount } from '../units.ts';
 import type { PageCount } from '../units.ts';
+import { emptyBitmap } from '../vmm/bitmap.ts';
 
 export interface PageSets {
   readonly selected: PageBitmap;
@@ -22,10 +23,6 @@ export interface PageSets {
 
 /** Size of a bitmap's bytes: whole 64-bit words. */
 export const bitmapBytes = (count: PageCount): number => Math.ceil(count / 64) * 8;
-
-export function emptyBitmap(count: PageCount): PageBitmap {
-  return { pageCount: count, bits: new Uint8Array(bitmapBytes(count)) };
-}
 
 /** What is wrong with a bitmap (length, or bits past its end), or null. */
 export function bitmapProblem(bitmap: PageBitmap): string | null {
@@ -78,13 +75,6 @@ export function joinSets(newest: PageSets, older: PageSets | null): PageSets {
 
 function orInto(into: Uint32Array, from: Uint32Array): void {
   for (let i = 0; i < into.length; i += 1) into[i] = (into[i] ?? 0) | (from[i] ?? 0);
-}
-
-/** How many pages a bitmap names. */
-export function countPages(bitmap: PageBitmap): PageCount {
-  let total = 0;
-  for (const word of wordsOf(bitmap.bits)) if (word !== 0) total += bitsIn(word);
-  return toPageCount(total);
 }
 
 function bitsIn(word: number): number {

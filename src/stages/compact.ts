@@ -30,8 +30,6 @@ export interface CompactDeps {
   readonly hasParent: boolean;
   /** What the memory parent reads, when equal pages are to be dropped. */
   readonly dedupAgainst: SharedStack | null;
-  /** Of `rows` (0, image offset, length), the parts where the parent has data at all. */
-  readonly zerosThatMatter: (rows: BigUint64Array) => BigUint64Array;
   readonly count: (pages: { readonly zeroPages: number; readonly equalPages: number }) => void;
 }
 
@@ -62,7 +60,7 @@ function zeroSegments(
   config: CompactConfig,
   deps: CompactDeps,
 ): Segments {
-  const kept = mayShow(batch, deps) ? deps.zerosThatMatter(batch.rows) : new BigUint64Array(0);
+  const kept = mayShow(batch, deps) ? batch.rows : new BigUint64Array(0);
   const rows = new BigUint64Array(kept.length);
   for (let row = 0; row < kept.length; row += 3) {
     rows[row] = kept[row + 1] ?? 0n;

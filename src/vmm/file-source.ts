@@ -5,8 +5,8 @@
  * without, the pages that mincore calls resident. Where the guest's memory can be found in the
  * VMM's address space, the page tables are asked as well: about removed pages, and for the modes
  * that the file cannot serve. Where it cannot be found and pages may have been removed, or come from
- * a fault handler, no diff names them all: then the VMM writes a full memory file, and what the parent
- * has already is dropped.
+ * a fault handler, no diff names them all: then the VMM writes a full memory file, of
+ * which what the parent has already is dropped, except in the capture that finds this out.
  */
 import { open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';

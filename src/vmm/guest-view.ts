@@ -6,6 +6,7 @@ import {
   backingOf,
   readFaultedRanges,
   readVmas,
+  type AddressRange,
   type BackedSpan,
   type Vma,
 } from './address-map.ts';
@@ -17,11 +18,6 @@ import type { PageView } from './select.ts';
 import type { ParentPages } from './source.ts';
 import { kernelShowsZeroPages, zeroInMemory } from './zero-content.ts';
 import { isEmptyBitmap, union } from './bitmap.ts';
-
-interface AddressRange {
-  readonly start: bigint;
-  readonly end: bigint;
-}
 
 /** One VM's memory from outside. Remembers the layout, to notice when it changes. */
 export class GuestView {

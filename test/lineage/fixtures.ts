@@ -8,7 +8,7 @@ import { systemClock } from '../../src/clock.ts';
 import type { LayerRef } from '../../src/lineage/layers.queries.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import type { VmRecord } from '../../src/lineage/vms.queries.ts';
-import { emptyBitmap } from '../../src/lineage/page-sets.ts';
+import { emptyBitmap } from '../../src/vmm/bitmap.ts';
 import type { PageBitmap } from '../../src/memory.ts';
 import type { Result } from '../../src/result.ts';
 import { bytes, captureId, digest, layerUuid, pageCount, vmId } from '../../src/units.ts';

@@ -15,7 +15,8 @@ import { deleteUnneededLayers } from '../../src/lineage/local-files.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { schemaVersion } from '../../src/lineage/schema.ts';
 import { bytes, captureId, digest, holdId, pageCount, vmId } from '../../src/units.ts';
-import { emptyBitmap, joinSets } from '../../src/lineage/page-sets.ts';
+import { joinSets } from '../../src/lineage/page-sets.ts';
+import { emptyBitmap } from '../../src/vmm/bitmap.ts';
 import { attach, captureTo, chain, clearing, failed, finish } from './fixtures.ts';
 import { layer, mustFail, mustOk, newJob, openDb, pages, temporaryFolder } from './fixtures.ts';
 

@@ -1,7 +1,8 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { bitmapProblem, countPages, decodeBitmap } from '../../src/lineage/page-sets.ts';
-import { emptyBitmap, encodeBitmap, joinSets } from '../../src/lineage/page-sets.ts';
+import { bitmapProblem, decodeBitmap } from '../../src/lineage/page-sets.ts';
+import { encodeBitmap, joinSets } from '../../src/lineage/page-sets.ts';
+import { countPages, emptyBitmap } from '../../src/vmm/bitmap.ts';
 import type { PageSets } from '../../src/lineage/page-sets.ts';
 import type { PageBitmap } from '../../src/memory.ts';
 import { pageCount } from '../../src/units.ts';
