@@ -185,6 +185,8 @@ export class FileArtifactStore implements ArtifactStore {
       if (!(await fence())) return 'fenced';
       try {
         await unlink(path);
+        // Who is told so forgets it durably: after a power failure nobody would look for it again.
+        await syncPath(dirname(path));
         return 'deleted';
       } catch (error) {
         if (systemCode(error) === 'ENOENT') return await this.#confirmMissing();

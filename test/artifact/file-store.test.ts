@@ -1,8 +1,21 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { chmod, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import {
+  chmod,
+  mkdtemp,
+  open as openFile,
+  readFile,
+  readdir,
+  readlink,
+  realpath,
+  rm,
+  stat,
+  symlink,
+  writeFile,
+} from 'node:fs/promises';
+import type { FileHandle } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { afterAll, beforeEach, expect, test } from 'vitest';
+import { afterAll, beforeEach, expect, test, vi } from 'vitest';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import { newArtifact } from '../../src/artifact/store.ts';
 import type { ArtifactError, ListedObject, StoredArtifact } from '../../src/artifact/store.ts';
@@ -187,4 +200,23 @@ test('a cancelled put leaves nothing', async () => {
   const cancelled = AbortSignal.abort();
   expect(kindOf(await store.put({ artifact, sourcePath, signal: cancelled }))).toBe('cancelled');
   expect(await listed(store)).toEqual([]);
+});
+
+test('a delete is on the disk before it is answered: the folder is flushed without the name', async () => {
+  const store = await open();
+  const { artifact, sourcePath } = await source(1000);
+  value(await store.put({ artifact, sourcePath, signal }));
+  const path = store.localPath(artifact.key);
+  const anyFile = await openFile(sourcePath);
+  const prototype = Object.getPrototypeOf(anyFile) as FileHandle;
+  await anyFile.close();
+  const flushed: { folder: string; names: string[] }[] = [];
+  const sync = vi.spyOn(prototype, 'sync').mockImplementation(async function (this: FileHandle) {
+    const folder = await readlink(`/proc/self/fd/${this.fd}`);
+    flushed.push({ folder, names: await readdir(folder) });
+    await this.datasync();
+  });
+  expect(value(await store.delete(artifact.key, yes))).toBe('deleted');
+  sync.mockRestore();
+  expect(flushed).toEqual([{ folder: await realpath(dirname(path)), names: [] }]);
 });
