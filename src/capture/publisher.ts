@@ -82,8 +82,11 @@ interface Attempt {
  */
 const laterRetryable = new Set(['layer-missing', 'upload-missing', 'layer-conflict']);
 
-/** Somebody may bring the catalog up to date, or back; what is committed waits for that. */
-const mendable = new Set(['catalog-newer', 'catalog-older']);
+/**
+ * Somebody may bring the catalog up to date, back or in order; what is committed waits for that, as
+ * the daemon does that goes on trying to open it.
+ */
+const mendable = new Set(['catalog-newer', 'catalog-older', 'catalog-corrupt', 'node-forgotten']);
 
 export class Publisher {
   readonly #deps: PublisherDeps;
@@ -95,13 +98,18 @@ export class Publisher {
     this.#deps = deps;
   }
 
-  /** One try. Idempotent by the plan's ids. */
-  publishOnce(
+  /** One try. Idempotent by the plan's ids. Rejects only where `signal` is aborted. */
+  async publishOnce(
     captureId: CaptureId,
     plan: PublishPlan,
     signal: AbortSignal,
   ): Promise<Result<Published, PublishFailure>> {
-    return this.#inTurn(captureId, plan, () => this.#try(captureId, plan, signal));
+    try {
+      return await this.#inTurn(captureId, plan, () => this.#try(captureId, plan, signal));
+    } catch (error) {
+      if (signal.aborted) throw error;
+      return err(publishFailureOf(error));
+    }
   }
 
   /** P4. Whoever comes later waits; what may turn out to be brought after all, is waited for anew. */
@@ -174,8 +182,12 @@ export class Publisher {
     const { retryMin, retryMax } = deps.config.pipeline.publish;
     for (let waitMs: number = retryMin; !signal.aborted; waitMs = Math.min(waitMs * 2, retryMax)) {
       const published = await this.publishOnce(job.captureId, plan, signal).catch(() => null);
-      if (published?.ok === true) deps.observer.recovered('published');
-      if (published === null || published.ok) return;
+      // The daemon stops; the next life goes on.
+      if (published === null) return;
+      if (published.ok) {
+        deps.observer.recovered('published');
+        return;
+      }
       const facts = { captureId: job.captureId, failure: published.error };
       deps.observer.warn('publishing a recovered capture failed', facts);
       if (!published.error.retryable) return;
@@ -205,11 +217,20 @@ export class Publisher {
       return ok(published);
     } catch (error) {
       if (signal.aborted) throw error;
-      const detail = failureOf(error);
-      const retryable = isRetryable(detail);
-      if (!retryable || laterRetryable.has(detail.kind)) await this.#giveUp(captureId);
-      if (detail.kind === 'layer-missing') await this.#findForgotten(captureId);
-      return err({ ...detail, retryable });
+      const failure = publishFailureOf(error);
+      await this.#failed(captureId, failure);
+      return err(failure);
+    }
+  }
+
+  /** P5, P6. Never rejects: what fails here must not hide why the try failed. */
+  async #failed(captureId: CaptureId, { kind, retryable }: PublishFailure): Promise<void> {
+    try {
+      if (!retryable || laterRetryable.has(kind)) await this.#giveUp(captureId);
+      if (kind === 'layer-missing') await this.#findForgotten(captureId);
+    } catch (error) {
+      const facts = { captureId, error: failureOf(error) };
+      this.#deps.observer.warn('after a publish failed, something else did', facts);
     }
   }
 
@@ -237,7 +258,7 @@ export class Publisher {
     await this.#deps.catalog.giveUpUploads(keys);
   }
 
-  /** P6. Where the catalog cannot be asked, the next try finds it missing again. */
+  /** P6. Where the catalog or node.db cannot do it, the next try finds the layer missing again. */
   async #findForgotten(captureId: CaptureId): Promise<void> {
     const { catalog, nodeDb } = this.#deps;
     const chain = nodeDb.chainOf(this.#headOf(captureId));
@@ -392,6 +413,11 @@ function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
 const nodeDbRetryable = Object.fromEntries(
   Object.entries(lineageRetryable).filter(([kind]) => kind.startsWith('node-db-')),
 );
+
+function publishFailureOf(error: unknown): PublishFailure {
+  const detail = failureOf(error);
+  return { ...detail, retryable: isRetryable(detail) };
+}
 
 function isRetryable(detail: FailureDetail): boolean {
   const tables: Readonly<Record<string, boolean>> = {

@@ -1,11 +1,12 @@
 /** Publishes that come late, twice, out of turn, or under a name that is gone. */
 import { setImmediate as immediate } from 'node:timers/promises';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { decodeManifest } from '../../src/artifact/manifest.ts';
 import { parseArtifactKey } from '../../src/artifact/store.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { Collector } from '../../src/gc/collector.ts';
+import { NodeDb } from '../../src/lineage/node-db.ts';
 import { err } from '../../src/result.ts';
 import { bytes, digest as toDigest, nodeId, snapshotId } from '../../src/units.ts';
 import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
@@ -108,7 +109,10 @@ test('what an earlier life had stored is given up when the catalog is back, with
   expect(harness.warnings).toHaveLength(1);
 });
 
-test('a committed capture waits until a catalog of a newer program is the old one again', async () => {
+test.each(
+  // Of a newer program, damaged, without this node: the daemon stays up and goes on trying.
+  ['catalog-newer', 'catalog-corrupt', 'node-forgotten'] as const,
+)('a committed capture waits until a catalog is as it was: %s', async (kind) => {
   let refusals = 0;
   await using harness = await Harness.make(
     eager,
@@ -116,7 +120,7 @@ test('a committed capture waits until a catalog of a newer program is the old on
     {
       around: withPublish(async (real, request) => {
         refusals += 1;
-        if (refusals < 3) return err({ kind: 'catalog-newer', message: 'changed' });
+        if (refusals < 3) return err({ kind, message: 'changed', subject: '' });
         return await real.publish(request);
       }),
     },
@@ -237,6 +241,53 @@ test('a parent that was retired and collected under a running VM is published ag
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
   await expectWholeManifest(harness, next.snapshotId);
   expect(valueOf(await harness.catalog.listUploads(nodeId('test-node')))).toEqual([]);
+});
+
+test('a publish is tried again where node.db fails for a moment beside it', async () => {
+  await using harness = await Harness.make(eager);
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const base = await harness.published(vmId);
+  valueOf(await harness.catalog.retire(base.snapshotId));
+  await collect(harness);
+
+  // The catalog has forgotten the parent, and node.db cannot note that yet.
+  const io = { kind: 'node-db-io', message: 'not now' } as const;
+  using marked = vi.spyOn(NodeDb.prototype, 'markUnpublished').mockReturnValueOnce(err(io));
+  const next = await harness.published(vmId, { resumeAfter: 'commit' });
+  expect(marked).toHaveBeenCalledTimes(2);
+  await expectWholeManifest(harness, next.snapshotId);
+
+  // What to wait for cannot be read.
+  using read = vi.spyOn(NodeDb.prototype, 'layersToPublish').mockImplementationOnce(() => {
+    throw Object.assign(new Error('not now'), { code: 'SQLITE_IOERR' });
+  });
+  await harness.published(vmId, { resumeAfter: 'commit' });
+  expect(read.mock.results[0]?.type).toBe('throw');
+});
+
+test('a capture that an earlier life committed is published although node.db fails once', async () => {
+  const seen = { away: true };
+  const around = withPublish(async (real, request) =>
+    seen.away
+      ? err({ kind: 'catalog-unavailable', message: 'not now' })
+      : await real.publish(request),
+  );
+  await using harness = await Harness.make(eager, {}, { around });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const { captureId } = await harness.startCapture(vmId, { resumeAfter: 'commit' });
+  for await (const event of harness.service.watch(captureId, never)) {
+    if (event.type === 'status' && event.capture.failure !== null) break;
+  }
+  await harness.stop();
+  seen.away = false;
+  using read = vi.spyOn(NodeDb.prototype, 'layersToPublish').mockImplementationOnce(() => {
+    throw Object.assign(new Error('not now'), { code: 'SQLITE_IOERR' });
+  });
+  await harness.start();
+  while (harness.service.getCapture(captureId)?.status !== 'published') await immediate();
+  expect(read.mock.results[0]?.type).toBe('throw');
 });
 
 test('a daemon that stops while the catalog is asked about a publish stops, and tries again later', async () => {
