@@ -14,7 +14,7 @@ import type { VmRecord } from '../lineage/vms.queries.ts';
 import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
 import type { VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
-import { failureOf, orThrow } from './failure.ts';
+import { failureOf } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { RunDeps } from './run.ts';
 import { LAYER_SUFFIX, preparedFolder, preparedRoot, stagingFolder } from './staging.ts';
@@ -32,7 +32,7 @@ export interface RecoveryDeps {
   readonly signal: AbortSignal;
   readonly publish: (job: CaptureJob) => void;
   /** Goes on with a VM in the background. */
-  readonly tend: (vmId: VmId) => void;
+  readonly tend: (vmId: VmId, known: { readonly runs: boolean }) => void;
 }
 
 type Tells = RunDeps['supervisor'];
@@ -49,16 +49,21 @@ const rebindTimeoutMs = 5_000;
 export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
   const { nodeDb, observer, config } = deps;
   await Promise.all(nodeDb.listVms().map((record) => rebind(record, deps)));
+  // Whatever node.db could record of it: these get no second resume.
+  const running = new Set<VmId>();
   const hooks: RecoveryHooks = {
     identity: (vm) => Promise.resolve(identityOf(vm, deps.vms)),
-    wasResumed: (vm) => deps.supervisor.wasResumed?.(vm) ?? false,
+    wasResumed: (vm) => noteIf(running, vm, deps.supervisor.wasResumed?.(vm) ?? false),
     fileBytes,
     temporaryFiles: () => orphans(config, nodeDb),
-    resume: (vm, signal) => resume(vm, deps.vms, signal),
+    resume: async (vm, signal) => {
+      const resumed = await resume(vm, deps.vms, signal);
+      noteIf(running, vm, resumed.ok);
+      return resumed;
+    },
     removeFile,
     publish: deps.publish,
   };
-  orThrow(nodeDb.endEarlierNeeds());
   const report = await recover(nodeDb, hooks, deps.signal);
   for (const { kind } of report.done) {
     const what = recoveredBy[kind];
@@ -72,8 +77,13 @@ export async function recoverAtStart(deps: RecoveryDeps): Promise<void> {
   }
   for (const vm of nodeDb.listVms()) {
     const missing = deps.vms.handle(vm.vmId) === undefined && processLives(vm);
-    if (missing || vm.pausedBy !== null) deps.tend(vm.vmId);
+    if (missing || vm.pausedBy !== null) deps.tend(vm.vmId, { runs: running.has(vm.vmId) });
   }
+}
+
+function noteIf(noted: Set<VmId>, { vmId }: VmRecord, isSo: boolean): boolean {
+  if (isSo) noted.add(vmId);
+  return isSo;
 }
 
 /** What an action has put right; the publisher tells of its own, once they are done. */

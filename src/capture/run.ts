@@ -293,6 +293,11 @@ export class CaptureRun {
     this.progress.aborted(detail);
   }
 
+  /** After the end: the VM is still paused, for all that is known. */
+  get isStuck(): boolean {
+    return this.#freeze.state === 'stuck';
+  }
+
   /** After the end: tells node.db of an abort and of a resume, where it has not been told yet. */
   recordEnd(): Result<void, FailureDetail> {
     const { nodeDb } = this.#deps;

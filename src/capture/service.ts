@@ -140,8 +140,8 @@ export class CaptureService implements Captures {
   }
 
   /** Until the VM runs and is attached, or is gone. */
-  #tend(vmId: VmId): void {
-    this.#track(this.#tending.tend(vmId));
+  #tend(vmId: VmId, known = { runs: false }): void {
+    this.#track(this.#tending.tend(vmId, known));
   }
 
   /** Recovers what an earlier life of the daemon left, then takes requests. */
@@ -154,7 +154,7 @@ export class CaptureService implements Captures {
       vms: service.#vms,
       signal: service.#stopping.signal,
       publish: (job) => service.#publishLater(job),
-      tend: (vmId) => service.#tend(vmId),
+      tend: (vmId, known) => service.#tend(vmId, known),
     });
     for (const vm of deps.nodeDb.listVms()) service.#compactor.check(vm.vmId);
     service.#track(service.#publisher.settleUntilDone(deps, service.#stopping.signal));
@@ -273,8 +273,9 @@ export class CaptureService implements Captures {
     const { nodeDb, observer } = this.#deps;
     const { vmId } = run.vm;
     if (this.#byVm.get(vmId) === run) this.#byVm.delete(vmId);
+    // A VM that could not be resumed does not wait for node.db.
+    if (run.isStuck) this.#tend(vmId);
     await this.#recordEnd(run);
-    if (nodeDb.getVm(vmId)?.pausedBy === run.captureId) this.#tend(vmId);
     this.#runs.delete(run.captureId);
     this.#keepLayout(run.vm);
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));

@@ -37,15 +37,21 @@ export function processLives(record: Pick<VmRecord, 'pid' | 'startTimeTicks'>): 
 export class Tending {
   readonly #deps: TendingDeps;
   readonly #tended = new Set<VmId>();
+  /** VMs that run again, of which node.db still says that we have paused them. */
+  readonly #runs = new Set<VmId>();
 
   constructor(deps: TendingDeps) {
     this.#deps = deps;
   }
 
-  /** Resolves when there is nothing left to do for the VM, or the daemon stops. Never rejects. */
-  async tend(vmId: VmId): Promise<void> {
+  /**
+   * Resolves when there is nothing left to do for the VM, or the daemon stops. Never rejects.
+   * @param known `runs`: it was resumed, and only the record of that is missing
+   */
+  async tend(vmId: VmId, known: { readonly runs: boolean }): Promise<void> {
     if (this.#tended.has(vmId)) return;
     this.#tended.add(vmId);
+    if (known.runs) this.#runs.add(vmId);
     const { clock, signal, observer } = this.#deps;
     try {
       for (let waitMs = waitMsMin; !signal.aborted; waitMs = Math.min(waitMs * 2, waitMsMax)) {
@@ -56,6 +62,7 @@ export class Tending {
       if (!signal.aborted) observer.warn('a VM could not be tended', { vm: vmId, error });
     } finally {
       this.#tended.delete(vmId);
+      this.#runs.delete(vmId);
     }
   }
 
@@ -69,9 +76,13 @@ export class Tending {
     const handle = vms.handle(vmId);
     if (handle === undefined) return false;
     if (record.pausedBy === null) return true;
-    const resumed = await handle.client.resume(signal);
-    if (!resumed.ok && resumed.error.kind !== 'vm-exited') return false;
-    this.#deps.supervisor.resumed(handle);
+    if (!this.#runs.has(vmId)) {
+      const resumed = await handle.client.resume(signal);
+      if (!resumed.ok && resumed.error.kind !== 'vm-exited') return false;
+      // Should recording it fail: by the next try its owner may have paused it.
+      this.#runs.add(vmId);
+      this.#deps.supervisor.resumed(handle);
+    }
     return this.#cleared(nodeDb.clearPaused(vmId, record.pausedBy), vmId, record.pausedBy);
   }
 

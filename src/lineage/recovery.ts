@@ -52,6 +52,7 @@ export type RecoveryAction =
       readonly removeFiles: readonly string[];
       readonly failure: FailureDetail;
     }
+  | { readonly kind: 'end-needs' }
   | { readonly kind: 'commit-capture'; readonly captureId: CaptureId }
   | { readonly kind: 'publish-capture'; readonly captureId: CaptureId }
   | {
@@ -69,6 +70,8 @@ export function planRecovery(state: RecoveryState, facts: RecoveryFacts): Recove
     const isPaused = facts.identity.get(vm.vmId) === 'same' && !facts.resumed.has(vm.vmId);
     actions.push({ kind: isPaused ? 'resume-vm' : 'forget-pause', vm, captureId: vm.pausedBy });
   }
+  // Before a publish, which takes a hold that still has an owner.
+  actions.push({ kind: 'end-needs' });
   const publishes: RecoveryAction[] = [];
   for (const job of state.unfinished) {
     const { captureId } = job;
@@ -184,6 +187,8 @@ async function perform(
     }
     case 'forget-pause':
       return db.clearPaused(action.vm.vmId, action.captureId);
+    case 'end-needs':
+      return db.endEarlierNeeds();
     case 'abort-capture':
       return db.abort(action.captureId, action.failure);
     case 'abandon-compaction':

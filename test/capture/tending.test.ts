@@ -1,9 +1,10 @@
 /** VMs whose VMM fails for a while: they are taken up again without another start of the daemon. */
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { afterEach, expect, test, vi } from 'vitest';
 import { systemClock } from '../../src/clock.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import type { MiniVm } from '../../src/minivm/launch.ts';
+import { err } from '../../src/result.ts';
 import { captureId, type VmId } from '../../src/units.ts';
 import { keeping } from '../lineage/fixtures.ts';
 import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
@@ -16,6 +17,19 @@ async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
 /** Resumes that the VMM has answered, whatever it said. */
 const resumes = async (vm: MiniVm): Promise<number> =>
   (await vm.requests()).filter((each) => each.operation === 'resume' && each.status > 0).length;
+
+const full = err({ kind: 'node-db-io' as const, message: 'no space' });
+
+afterEach(() => vi.restoreAllMocks());
+
+/** As a daemon leaves it that was killed with the VM paused. */
+function leavePaused(harness: Harness, vmId: VmId): void {
+  using db = valueOf(NodeDb.open(join(harness.config.paths.state, 'node.db'), systemClock));
+  const id = captureId('killed');
+  valueOf(db.createJob({ captureId: id, vmId, requestJson: '{}', createdAtMs: 1 }));
+  valueOf(db.begin(vmId, id, keeping));
+  valueOf(db.markPaused(vmId, id));
+}
 
 async function expectNextComplete(harness: Harness, vm: MiniVm, vmId: VmId): Promise<void> {
   await vm.run({ pages: { firstPage: 1700, pageCount: 3 }, value: 9 });
@@ -48,21 +62,60 @@ test('a VMM that refuses every resume of a capture is resumed later, and capture
   await expectNextComplete(harness, vm, vmId);
 });
 
+test('a resume that cannot be recorded is not sent again', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await vm.fault({ on: 'resume', action: 'refuse', times: 0 });
+  await harness.capture(vmId, { resumeAfter: 'commit' });
+  const clear = vi.spyOn(harness.nodeDb, 'clearPaused');
+  clear.mockReturnValueOnce(full).mockReturnValueOnce(full);
+  await vm.clearFaults();
+  await until(() => clear.mock.results.length > 0);
+  // Its owner may stop it again before node.db can be written.
+  await vm.pause();
+  await until(() => harness.service.getVm(vmId)?.pausedByUs === false);
+  expect(clear.mock.results).toHaveLength(3);
+  expect((await vm.info()).state).toBe('Paused');
+});
+
+test('a VM that would not run does not wait for a node.db that cannot be written', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const abort = vi.spyOn(harness.nodeDb, 'abort').mockReturnValue(full);
+  await vm.fault({ on: 'resume', action: 'refuse', times: 0 });
+  await vm.fault({ on: 'snapshot-create', action: 'refuse' });
+  expect((await harness.capture(vmId)).status).toBe('aborted');
+  expect((await vm.info()).state).toBe('Paused');
+  await vm.clearFaults();
+  await until(async () => (await vm.info()).state === 'Running');
+  expect(abort.mock.results.every(({ value }) => value === full)).toBe(true);
+  abort.mockRestore();
+  await expectNextComplete(harness, vm, vmId);
+});
+
+test('a node.db without space for what an earlier life had under way keeps nobody from starting', async () => {
+  await using harness = await Harness.make();
+  await using vm = await harness.vm({ memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  await harness.published(vmId);
+  await harness.stop();
+  leavePaused(harness, vmId);
+  await vm.pause();
+  vi.spyOn(NodeDb.prototype, 'endEarlierNeeds').mockReturnValue(full);
+  await harness.start();
+  expect((await vm.info()).state).toBe('Running');
+  expect(harness.warnings.some(({ facts }) => facts['action'] === 'end-needs')).toBe(true);
+});
+
 test('a VMM that does not answer at the start is found again, and resumed', async () => {
   await using harness = await Harness.make();
   await using vm = await harness.vm({ memoryMib: 16 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await harness.published(vmId);
   await harness.stop();
-  {
-    // As a daemon leaves it that was killed with the VM paused.
-    using db = valueOf(NodeDb.open(join(harness.config.paths.state, 'node.db'), systemClock));
-    const id = captureId('killed');
-    valueOf(db.createJob({ captureId: id, vmId, requestJson: '{}', createdAtMs: 1 }));
-    const intent = keeping;
-    valueOf(db.begin(vmId, id, intent));
-    valueOf(db.markPaused(vmId, id));
-  }
+  leavePaused(harness, vmId);
   await vm.pause();
   await vm.fault({ on: 'describe', action: 'refuse', times: 0 });
   await harness.start();

@@ -217,6 +217,7 @@ test('the plan resumes before anything else and publishes oldest first', () => {
   };
   expect(planRecovery(state, facts).map(({ kind }) => kind)).toEqual([
     'resume-vm',
+    'end-needs',
     'abort-capture',
     'publish-capture',
     'publish-capture',
