@@ -7,6 +7,7 @@ import { confinePath } from '../config/roots.ts';
 import { crashPoint } from '../crash-points.ts';
 import { materialise } from '../restore/materialise.ts';
 import { err, ok, type FailureDetail, type Result } from '../result.ts';
+import { captureId as toCaptureId } from '../units.ts';
 import type { CaptureId, LayerUuid, SnapshotId, VmId } from '../units.ts';
 import { VmmClient } from '../vmm/client.ts';
 import type { TrackingMode } from '../vmm/source.ts';
@@ -14,7 +15,8 @@ import { bindVm, vmmTimeouts } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
 import { durableHolds, type ChainDeps } from './launch-chain.ts';
 import type { LaunchFiles, NewEntry, PreparedEntries } from './prepared-entries.ts';
-import { refused, stoppingError, vmUnknown } from './refusals.ts';
+import { parsePublishPlan } from './publish-plan.ts';
+import { refused, stoppingError } from './refusals.ts';
 import { takeUp, takeUpFrom, type TakeUpDeps } from './take-up.ts';
 import type { CaptureEvent, CaptureRequest, CaptureResult, CaptureView } from './types.ts';
 import type { ForkRequest, ForkView, Outcome, VmView } from './types.ts';
@@ -30,6 +32,8 @@ export interface ForkDeps extends TakeUpDeps, ChainDeps {
   /** Until the capture ends, or the daemon stops: then it throws. */
   readonly watch: (capture: CaptureId) => AsyncIterable<CaptureEvent>;
   readonly getCapture: (capture: CaptureId) => CaptureView | undefined;
+  /** Until a capture that runs here is committed, or cannot be any more. Never rejects. */
+  readonly decided: (capture: CaptureId) => Promise<void>;
   /** Its needs are over. */
   readonly ended: () => Promise<void>;
   readonly stopping: AbortSignal;
@@ -56,12 +60,10 @@ export async function forkVm(
   vm: VmId,
   { children, ...request }: ForkRequest,
 ): Promise<Outcome<ForkView>> {
-  const mode = deps.vms.handle(vm)?.source.kind;
   const entry = deps.prepared.begin(randomUUID());
   try {
     const started = await deps.startCapture(vm, request, entry);
     if (!started.ok) return started;
-    if (mode === undefined) return refused(vmUnknown(vm));
     const { captureId } = started.value;
     // Else the key was used before, perhaps in an earlier life: nothing local was kept for this call.
     const isNew = captureId === entry.preparedId;
@@ -69,15 +71,24 @@ export async function forkVm(
     if (!capture.ok) return capture;
     const { layer, snapshotId } = capture.value;
     const origin = isNew ? fromLayer(deps, layer, entry) : fromSnapshot(deps, snapshotId, entry);
-    const made = await startChildren(deps, origin, mode, children);
+    const made = await startChildren(deps, origin, modeOf(deps, captureId), children);
     const now = deps.getCapture(captureId);
     return now === undefined ? refused(noResult) : ok({ capture: now, children: made });
   } catch (error) {
     return refused(deps.stopping.aborted ? stoppingError() : failureOf(error));
   } finally {
+    // A commit makes the entry an owner: it must not come after the end.
+    await deps.decided(toCaptureId(entry.preparedId));
     await deps.prepared.end(entry.preparedId);
     await deps.ended();
   }
+}
+
+/** That of the committed capture: the source may be detached by now, or not be found again. */
+function modeOf({ nodeDb }: ForkDeps, captureId: CaptureId): TrackingMode {
+  const json = nodeDb.getJob(captureId)?.publishJson ?? null;
+  if (json === null) throw new Error(`capture ${captureId} has no publish plan`);
+  return parsePublishPlan(json).vmm.trackingMode;
 }
 
 const noResult = { kind: 'internal', message: 'the capture has no result' };

@@ -120,6 +120,7 @@ export class CaptureService implements Captures {
       startCapture: (...request) => this.#startCapture(...request),
       watch: (id) => this.watch(id, signal),
       getCapture: (id) => this.getCapture(id),
+      decided: (id) => this.#decided(id),
       ended: () => this.#deleteUnneeded(),
       stopping: signal,
     };
@@ -334,6 +335,11 @@ export class CaptureService implements Captures {
       ...(vm === undefined ? {} : { vmId: vm }),
     });
     return jobs.map((job) => this.#runs.get(job.captureId)?.view() ?? viewOfJob(job));
+  }
+
+  async #decided(id: CaptureId): Promise<void> {
+    const run = this.#runs.get(id);
+    if (run?.view().status === 'running') await run.ended;
   }
 
   async cancelCapture(id: CaptureId): Promise<Outcome<CaptureView>> {

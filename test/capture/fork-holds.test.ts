@@ -1,6 +1,7 @@
 /** Forks, their holds, and a catalog that is not there, late, or asked in another order. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { decodeManifest } from '../../src/artifact/manifest.ts';
 import type { Catalog, Hold, PublishRequest } from '../../src/catalog/catalog.ts';
@@ -400,29 +401,67 @@ test('the folder of an entry stays while its fork is under way, whatever becomes
   expect(existsSync(entry.folder)).toBe(false);
 });
 
-test('a fork that is asked for again after a restart starts children from its snapshot', async () => {
-  await using harness = await Harness.make(eager);
+test.each(['the daemon started again', 'its source was detached'] as const)(
+  'a fork that is asked for again after %s starts children from its snapshot',
+  async (after) => {
+    await using harness = await Harness.make(eager);
+    const { source, vmId } = await sourceOf(harness);
+    await using from = source;
+    const expected = (await allHashes(from)).subarray(1024, 4096);
+    const request = { idempotencyKey: 'k1', resumeAfter: 'commit' } as const;
+    const none = [{ socketPath: join(harness.folder, 'none.sock') }];
+    const first = valueOf(await harness.service.fork(vmId, { ...request, children: none }));
+    await published(harness, first);
+    if (after === 'its source was detached') {
+      valueOf(await harness.service.detach(vmId));
+    } else {
+      await harness.stop();
+      await harness.start();
+    }
+    await using mini = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+    const children = [{ socketPath: mini.socketPath }];
+    const again = valueOf(await harness.service.fork(vmId, { ...request, children }));
+    expect(again.capture.captureId).toBe(first.capture.captureId);
+    expect(again.children[0]?.failure).toBeNull();
+    expect(firstDifference(await mini.hashes(1024, 3072), expected)).toBeNull();
+    await flush(harness);
+    // That of the child; those of reading the snapshot are over.
+    expect((await openHolds(harness)).map(({ purpose }) => purpose)).toEqual(['vm']);
+    const owners = harness.nodeDb.holdOwners().map(({ kind }) => kind);
+    expect(owners).toEqual(['vm']);
+    valueOf(await harness.service.detach(again.children[0]?.vm?.vmId as never));
+    await flush(harness);
+    expect(await openHolds(harness)).toEqual([]);
+    expect([harness.nodeDb.holdOwners(), harness.nodeDb.leases()]).toEqual([[], []]);
+  },
+);
+
+test('a fork of a VM that is found again while its alias is asked for is a fork like any other', async () => {
+  let found: (() => Promise<void>) | null = null;
+  const around = (real: OpenCatalog): Catalog => ({
+    ...real,
+    show: async (name) => {
+      if (name === 'golden') await found?.();
+      return real.show(name);
+    },
+  });
+  await using harness = await Harness.make(eager, {}, { around });
   const { source, vmId } = await sourceOf(harness);
   await using from = source;
-  const expected = (await allHashes(from)).subarray(1024, 4096);
-  const request = { idempotencyKey: 'k1', resumeAfter: 'commit' } as const;
-  const none = [{ socketPath: join(harness.folder, 'none.sock') }];
-  const first = valueOf(await harness.service.fork(vmId, { ...request, children: none }));
-  await published(harness, first);
   await harness.stop();
+  await from.fault({ on: 'any', action: 'refuse', times: 0 });
   await harness.start();
+  expect(harness.service.getVm(vmId)?.state).toBe('unreachable');
+  found = async () => {
+    await from.clearFaults();
+    while (harness.service.getVm(vmId)?.state !== 'attached') await immediate();
+  };
   await using mini = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
   const children = [{ socketPath: mini.socketPath }];
-  const again = valueOf(await harness.service.fork(vmId, { ...request, children }));
-  expect(again.capture.captureId).toBe(first.capture.captureId);
-  expect(again.children[0]?.failure).toBeNull();
-  expect(firstDifference(await mini.hashes(1024, 3072), expected)).toBeNull();
-  await flush(harness);
-  // That of the child; those of reading the snapshot are over.
-  expect((await openHolds(harness)).map(({ purpose }) => purpose)).toEqual(['vm']);
-  const owners = harness.nodeDb.holdOwners().map(({ kind }) => kind);
-  expect(owners).toEqual(['vm']);
-  valueOf(await harness.service.detach(again.children[0]?.vm?.vmId as never));
-  await flush(harness);
-  expect(await openHolds(harness)).toEqual([]);
+  const request = { children, alias: 'golden', resumeAfter: 'commit' } as const;
+  const made = valueOf(await harness.service.fork(vmId, request));
+  expect(made.children[0]?.failure).toBeNull();
+  await published(harness, made);
+  valueOf(await harness.service.detach(made.children[0]?.vm?.vmId as never));
+  expect([harness.nodeDb.holdOwners(), harness.nodeDb.leases()]).toEqual([[], []]);
 });
