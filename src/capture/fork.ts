@@ -5,8 +5,10 @@
 import { randomUUID } from 'node:crypto';
 import { confinePath } from '../config/roots.ts';
 import { crashPoint } from '../crash-points.ts';
+import type { Clock } from '../clock.ts';
+import { resumeRetryWaitsMs } from '../pipeline/freeze.ts';
 import { materialise } from '../restore/materialise.ts';
-import { err, ok, type FailureDetail, type Result } from '../result.ts';
+import { Failure, err, ok, type FailureDetail, type Result } from '../result.ts';
 import { captureId as toCaptureId } from '../units.ts';
 import type { CaptureId, LayerUuid, SnapshotId, VmId } from '../units.ts';
 import { VmmClient } from '../vmm/client.ts';
@@ -23,6 +25,7 @@ import type { ForkRequest, ForkView, Outcome, VmView } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
 export interface ForkDeps extends TakeUpDeps, ChainDeps {
+  readonly clock: Clock;
   readonly prepared: PreparedEntries;
   readonly startCapture: (
     vm: VmId,
@@ -34,6 +37,8 @@ export interface ForkDeps extends TakeUpDeps, ChainDeps {
   readonly getCapture: (capture: CaptureId) => CaptureView | undefined;
   /** Until a capture that runs here is committed, or cannot be any more. Never rejects. */
   readonly decided: (capture: CaptureId) => Promise<void>;
+  /** Takes a child that was attached off the record again. */
+  readonly detach: (child: VmId) => Promise<Outcome<null>>;
   /** Its needs are over. */
   readonly ended: () => Promise<void>;
   readonly stopping: AbortSignal;
@@ -155,23 +160,22 @@ async function startChildren(
   return started;
 }
 
-type Load = (child: Child) => Promise<Result<VmView, FailureDetail>>;
+type Load = (child: Child) => Promise<Result<Loaded, FailureDetail>>;
+
+/** On record. With a failure it may still be paused: it could not be resumed, nor detached. */
+type Loaded = Pick<ForkedChild, 'failure'> & { readonly vm: VmView };
 
 async function startChild(load: Load, child: Child): Promise<ForkedChild> {
   const { socketPath } = child;
   try {
-    return { socketPath, vm: orThrow(await load(child)), failure: null };
+    return { socketPath, ...orThrow(await load(child)) };
   } catch (error) {
     return { socketPath, vm: null, failure: failureOf(error) };
   }
 }
 
-function loader(
-  { config, stopping }: ForkDeps,
-  origin: Origin,
-  files: LaunchFiles,
-  trackingMode: TrackingMode,
-): Load {
+function loader(deps: ForkDeps, origin: Origin, files: LaunchFiles, mode: TrackingMode): Load {
+  const { config, stopping } = deps;
   return async (child) => {
     const socket = confinePath(child.socketPath, config.paths.socketRoots);
     if (!socket.ok) return socket;
@@ -190,12 +194,39 @@ function loader(
       stopping,
     );
     if (!loaded.ok) return loaded;
-    const bound = await bindVm(config, { ...child, trackingMode }, stopping);
+    const bound = await bindVm(config, { ...child, trackingMode: mode }, stopping);
     if (!bound.ok) return bound;
     const attached = await origin.attach(bound.value);
     crashPoint('fork-child-attached');
     if (!attached.ok) return attached;
-    const resumed = await bound.value.client.resume(stopping);
-    return resumed.ok ? attached : resumed;
+    return run(deps, bound.value, attached.value);
   };
+}
+
+/** Resumes an attached child. One that cannot be is not kept: the failure is all that is left. */
+async function run(
+  deps: ForkDeps,
+  { client, vmId }: VmHandle,
+  vm: VmView,
+): Promise<Result<Loaded, FailureDetail>> {
+  try {
+    await resume(deps, client);
+    return ok({ vm, failure: null });
+  } catch (error) {
+    const failure = failureOf(error);
+    const detached = await deps.detach(vmId);
+    return detached.ok ? err(failure) : ok({ vm, failure });
+  }
+}
+
+/** Throws `Failure`, or the reason of `stopping`. */
+async function resume({ clock, stopping }: ForkDeps, client: VmmClient): Promise<void> {
+  for (let attempt = 0; ; attempt++) {
+    const resumed = await client.resume(stopping);
+    if (resumed.ok) return;
+    const isGone = resumed.error.kind === 'vm-exited' || resumed.error.kind === 'vm-replaced';
+    const waitMs = resumeRetryWaitsMs[attempt];
+    if (isGone || waitMs === undefined) throw new Failure(resumed.error);
+    await clock.sleep(waitMs, stopping);
+  }
 }

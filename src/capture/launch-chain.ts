@@ -15,7 +15,8 @@ import type { NodeDb } from '../lineage/node-db.ts';
 import type { RestoreHolds } from '../restore/restore-hold.ts';
 import { Failure } from '../result.ts';
 import { holdId, type HoldId, type NodeId } from '../units.ts';
-import { orThrow } from './failure.ts';
+import { failureOf, orThrow } from './failure.ts';
+import type { CaptureObserver } from './observer.ts';
 import { LAYER_SUFFIX } from './staging.ts';
 
 export interface ChainDeps {
@@ -24,6 +25,7 @@ export interface ChainDeps {
   readonly store: ArtifactStore;
   readonly nodeDb: NodeDb;
   readonly nodeId: NodeId;
+  readonly observer: Pick<CaptureObserver, 'warn'>;
 }
 
 export interface LocalChain {
@@ -56,8 +58,22 @@ export async function withLocalChain<T>(
     crashPoint('attach-chain-local');
     return use(chain);
   } finally {
-    orThrow(nodeDb.endNeed('restore', hold));
-    if (chain !== null) await dropFetched(deps, chain.fetched);
+    await endRestore(deps, hold, chain?.fetched ?? []);
+  }
+}
+
+/** Never rejects: a VM that is on record stays. What is left over goes when the daemon starts. */
+async function endRestore(
+  deps: ChainDeps,
+  hold: HoldId,
+  fetched: readonly LayerRef[],
+): Promise<void> {
+  try {
+    orThrow(deps.nodeDb.endNeed('restore', hold));
+    await dropFetched(deps, fetched);
+  } catch (error) {
+    const facts = { hold, error: failureOf(error) };
+    deps.observer.warn('a restore is over, and its hold could not be given up yet', facts);
   }
 }
 

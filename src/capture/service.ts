@@ -116,11 +116,13 @@ export class CaptureService implements Captures {
     };
     this.#forks = {
       ...this.#takeUps,
+      clock: deps.clock,
       prepared: this.#prepared,
       startCapture: (...request) => this.#startCapture(...request),
       watch: (id) => this.watch(id, signal),
       getCapture: (id) => this.getCapture(id),
       decided: (id) => this.#decided(id),
+      detach: (child) => this.detach(child),
       ended: () => this.#deleteUnneeded(),
       stopping: signal,
     };

@@ -152,6 +152,7 @@ export interface ForkView {
   readonly children: readonly {
     readonly socketPath: string;
     readonly vm: VmView | null;
+    /** Beside a `vm`: it is on record, but paused, and could not be taken off it. */
     readonly failure: { readonly kind: string; readonly message: string } | null;
   }[];
 }

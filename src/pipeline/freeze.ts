@@ -36,10 +36,8 @@ export interface FreezeActions {
 
 type State = 'idle' | 'over' | 'pausing' | 'refused' | 'paused' | 'resuming' | 'resumed' | 'stuck';
 
-/**
- * Waits between tries of a resume that failed, milliseconds. After the last, recovery takes over.
- */
-const resumeRetryWaitsMs = [50, 200, 500] as const;
+/** Waits between tries of a resume that failed, milliseconds. After the last, others take over. */
+export const resumeRetryWaitsMs = [50, 200, 500] as const;
 
 export class Freeze {
   readonly #actions: FreezeActions;

@@ -1,7 +1,10 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
-import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
+import { expect, test, vi } from 'vitest';
+import type { ForkView } from '../../src/capture/types.ts';
+import { NodeDb } from '../../src/lineage/node-db.ts';
+import { err } from '../../src/result.ts';
+import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
 
 test('children of a fork start as the source was, then go their own ways; one that fails harms none', async () => {
   await using harness = await Harness.make();
@@ -46,4 +49,69 @@ test('children of a fork start as the source was, then go their own ways; one th
   expect(existsSync(prepared)).toBe(true);
   valueOf(await harness.service.detach(rightVm?.vmId as never));
   expect(existsSync(prepared)).toBe(false);
+});
+
+test('a child that is not resumed at once is resumed later; one that never is, is not kept', async () => {
+  await using harness = await Harness.make();
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
+  const options = { dialect: 'aenv', start: false, backend: 'thread' } as const;
+  await using late = await harness.vm(options);
+  await using stuck = await harness.vm(options);
+  await late.fault({ on: 'resume', action: 'refuse' });
+  await stuck.fault({ on: 'resume', action: 'refuse', times: 0 });
+  const prepared = (captureId: string): string =>
+    join(harness.config.paths.state, 'prepared', captureId);
+  const kept = (): unknown => [harness.nodeDb.holdOwners(), harness.nodeDb.leases()];
+
+  const forkTo = async (socketPath: string): Promise<ForkView> => {
+    const made = valueOf(await harness.service.fork(vmId, { children: [{ socketPath }] }));
+    await harness.service.waitFor(made.capture.captureId, never);
+    return made;
+  };
+  const none = await forkTo(stuck.socketPath);
+  expect(none.children).toMatchObject([{ vm: null, failure: { kind: 'vmm-refused' } }]);
+  expect(harness.service.listVms().map((vm) => vm.vmId)).toEqual([vmId]);
+  expect(existsSync(prepared(none.capture.captureId))).toBe(false);
+  expect(kept()).toEqual([[], []]);
+
+  const one = await forkTo(late.socketPath);
+  expect(one.children[0]?.failure).toBeNull();
+  expect((await late.info()).state).toBe('Running');
+  valueOf(await harness.service.detach(one.children[0]?.vm?.vmId as never));
+  expect(existsSync(prepared(one.capture.captureId))).toBe(false);
+  expect(kept()).toEqual([[], []]);
+});
+
+test('a child that can neither be resumed nor taken off the record is told as both', async () => {
+  await using harness = await Harness.make();
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
+  await using stuck = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+  await stuck.fault({ on: 'resume', action: 'refuse', times: 0 });
+  const io = { kind: 'node-db-io', message: 'not now' } as const;
+  using detach = vi.spyOn(NodeDb.prototype, 'detachVm').mockReturnValueOnce(err(io));
+  const children = [{ socketPath: stuck.socketPath }];
+  const [child] = valueOf(await harness.service.fork(vmId, { children })).children;
+  expect(child?.failure?.kind).toBe('vmm-refused');
+  expect(detach).toHaveBeenCalledOnce();
+  expect(harness.service.getVm(child?.vm?.vmId as never)?.state).toBe('attached');
+});
+
+test('a VM that was attached to a snapshot stays so where the end of the restore is not recorded', async () => {
+  await using harness = await Harness.make();
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
+  const { snapshotId, layer } = await harness.published(vmId);
+  await using copy = await harness.restore(snapshotId, { backend: 'thread' });
+  const io = { kind: 'node-db-io', message: 'not now' } as const;
+  using end = vi.spyOn(NodeDb.prototype, 'endNeed').mockReturnValueOnce(err(io));
+  const attached = await harness.attach(copy, { launchParent: snapshotId });
+  expect(attached.launchParent).toBe(layer);
+  expect(end).toHaveBeenCalledOnce();
+  expect(harness.warnings).toHaveLength(1);
+  await harness.stop();
+  await harness.start();
+  const owners = harness.nodeDb.holdOwners().map(({ kind, id }) => [kind, id]);
+  expect([owners, harness.nodeDb.leases()]).toEqual([[['vm', attached.vmId]], []]);
 });
