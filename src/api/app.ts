@@ -76,7 +76,7 @@ export function createApi(deps: ApiDeps): OpenAPIHono<ApiEnv> {
   app.route('/', systemRoutes(deps));
   app.route('/', vmRoutes({ captures, socketRoots: config.paths.socketRoots }));
   app.route('/', captureRoutes({ captures }));
-  app.route('/', snapshotRoutes({ catalog }));
+  app.route('/', snapshotRoutes({ catalog, captures }));
   app.route('/', holdRoutes({ catalog, nodeId: nodeId(config.node.id) }));
   app.route('/', volumeRoutes({ catalog }));
   app.route('/', gcRoutes({ gc: deps.gc }));

@@ -186,6 +186,18 @@ export const layerSchema = z
   })
   .openapi('Layer');
 
+export const chainLayerSchema = layerSchema
+  .extend({
+    epoch: z
+      .int()
+      .nullable()
+      .describe(
+        'The epoch of its VM that it holds; null where it was not captured on this node, was merged ' +
+          'with others, or has no file here any more.',
+      ),
+  })
+  .openapi('ChainLayer');
+
 export const holdSchema = z
   .object({
     id: z.string(),

@@ -1,5 +1,6 @@
 /** `/v1/snapshots` and `/v1/aliases`: what was published, what it needs, and its retirement. */
 import { createRoute, z } from '@hono/zod-openapi';
+import type { Captures } from '../capture/types.ts';
 import type { Catalog } from '../catalog/catalog.ts';
 import { snapshotId } from '../units.ts';
 import { needs } from './auth.ts';
@@ -9,7 +10,7 @@ import {
   contentSchema,
   jsonAnswer,
   jsonBody,
-  layerSchema,
+  chainLayerSchema,
   referenceSchema,
   snapshotSchema,
 } from './schemas.ts';
@@ -67,7 +68,7 @@ const lineage = createRoute({
   middleware: needs('read'),
   request: { params, query: z.strictObject({ role: referenceSchema.default('memory') }) },
   responses: {
-    200: jsonAnswer(z.object({ layers: z.array(layerSchema).readonly() }), 'The chain.'),
+    200: jsonAnswer(z.object({ layers: z.array(chainLayerSchema).readonly() }), 'The chain.'),
     ...problemResponses,
   },
 });
@@ -117,7 +118,12 @@ const showAlias = createRoute({
   responses: { 200: jsonAnswer(shown, 'The snapshot.'), ...problemResponses },
 });
 
-export function snapshotRoutes({ catalog }: { readonly catalog: Catalog }) {
+interface SnapshotDeps {
+  readonly catalog: Catalog;
+  readonly captures: Pick<Captures, 'epochsOf'>;
+}
+
+export function snapshotRoutes({ catalog, captures }: SnapshotDeps) {
   return newRouter()
     .openapi(list, async (c) => c.json(valueOf(await catalog.list(c.req.valid('query'))), 200))
     .openapi(show, async (c) => {
@@ -131,7 +137,9 @@ export function snapshotRoutes({ catalog }: { readonly catalog: Catalog }) {
       const snapshot = valueOf(await catalog.show(c.req.valid('param').snapshot));
       const content = valueOf(await catalog.findContent(snapshot.contentId));
       const head = content.heads.find((candidate) => candidate.role === role);
-      const layers = head === undefined ? [] : valueOf(await catalog.lineage(head.layer));
+      const chain = head === undefined ? [] : valueOf(await catalog.lineage(head.layer));
+      const epochs = captures.epochsOf(chain.map(({ uuid }) => uuid));
+      const layers = chain.map((layer) => ({ ...layer, epoch: epochs.get(layer.uuid) ?? null }));
       return c.json({ layers }, 200);
     })
     .openapi(retire, async (c) =>

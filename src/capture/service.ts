@@ -16,7 +16,8 @@ import { checkedMerge } from '../lineage/merge-run.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import { ok, type FailureDetail } from '../result.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
-import { captureId as toCaptureId, type CaptureId, type NodeId, type VmId } from '../units.ts';
+import { captureId as toCaptureId } from '../units.ts';
+import type { CaptureId, LayerUuid, NodeId, VmId } from '../units.ts';
 import { bindVm } from './attach.ts';
 import { precopyProblem } from './copy-ahead.ts';
 import type { Engine } from './engine.ts';
@@ -182,6 +183,10 @@ export class CaptureService implements Captures {
 
   listVms(): readonly VmView[] {
     return this.#vms.list((id) => this.#byVm.get(id)?.captureId ?? null);
+  }
+
+  epochsOf(layers: readonly LayerUuid[]): ReadonlyMap<LayerUuid, number> {
+    return this.#deps.nodeDb.epochsOf(layers);
   }
 
   getVm(id: VmId): VmView | undefined {

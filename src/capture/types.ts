@@ -170,6 +170,8 @@ export interface Captures {
   attach(request: AttachRequest): Promise<Outcome<VmView>>;
   listVms(): readonly VmView[];
   getVm(vmId: VmId): VmView | undefined;
+  /** Of layers that were captured on this node and are still here as captured. */
+  epochsOf(layers: readonly LayerUuid[]): ReadonlyMap<LayerUuid, number>;
   /** Refused while a capture of the VM runs. Local layers that nothing else needs are released. */
   detach(vmId: VmId): Promise<Outcome<null>>;
   /** Answers once the job is durable; the capture goes on whether or not its caller waits. */

@@ -44,12 +44,16 @@ function snapshotText(snapshot: Snapshot, content: Content | null): string {
   return [...lines, '', table(['PART', 'WHAT', 'SIZE', 'DIGEST'], rows)].join('\n');
 }
 
+type ChainLayer = Layer & { readonly epoch: number | null };
+
 /** A chain from the top down, as a tree of one branch. */
-function chainText(layers: readonly Layer[]): string {
+function chainText(layers: readonly ChainLayer[]): string {
   if (layers.length === 0) return 'the chain is empty';
   const lines = [...layers].reverse().map((layer) => {
+    const branch = layer.depth === 1 ? '└─' : '├─';
+    const epoch = `epoch ${layer.epoch ?? '-'}`;
     const size = sizeText(layer.artifact.sizeBytes);
-    return `${layer.depth === 1 ? '└─' : '├─'} ${layer.uuid}  depth ${layer.depth}  ${size}`;
+    return `${branch} ${layer.uuid}  depth ${layer.depth}  ${epoch}  ${size}`;
   });
   const total = layers.reduce((sum, layer) => sum + layer.artifact.sizeBytes, 0);
   return [...lines, `${layers.length} layers, ${sizeText(total)}`].join('\n');
@@ -113,9 +117,9 @@ function addShow(program: Command): void {
 }
 
 /** A snapshot's chain; for a name that is no snapshot, the last snapshot of the VM so named. */
-async function lineageOf(client: Client, name: string): Promise<readonly Layer[]> {
+async function lineageOf(client: Client, name: string): Promise<readonly ChainLayer[]> {
   const chain = (id: string) =>
-    client.call<{ layers: Layer[] }>('GET', `/v1/snapshots/${segment(id)}/lineage`);
+    client.call<{ layers: ChainLayer[] }>('GET', `/v1/snapshots/${segment(id)}/lineage`);
   try {
     return (await chain(name)).layers;
   } catch (error) {

@@ -302,7 +302,8 @@ export function commit(
   assert(layer !== null, 'a sealed capture has a layer');
   const vm = requireVm(db, job.vmId);
   assert(vm.memoryHead === job.parentUuid, 'I8: the memory parent is that of the intent');
-  addLayer(db, layer, job.parentUuid, { managed: true, published: false });
+  const { epoch } = vm;
+  addLayer(db, layer, job.parentUuid, { managed: true, published: false, epoch });
   dropLeases(db, 'capture', captureId);
   takeLease(db, 'capture', captureId, layer.uuid, nowMs);
   if (entry !== null) {

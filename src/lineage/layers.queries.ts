@@ -122,6 +122,8 @@ export interface LayerFlags {
   readonly published: boolean;
   /** Default 0. */
   readonly generation?: number;
+  /** The epoch it was captured as; absent for one that was fetched or merged. */
+  readonly epoch?: number;
 }
 
 /**
@@ -167,7 +169,7 @@ export function addLayer(
   }
   run(
     db,
-    `INSERT INTO local_layer (${columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    `INSERT INTO local_layer (${columns}, epoch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
       ON CONFLICT (uuid) DO UPDATE SET path = excluded.path, size_bytes = excluded.size_bytes,
         data_bytes = excluded.data_bytes, virtual_bytes = excluded.virtual_bytes,
         managed = excluded.managed, published = excluded.published,
@@ -183,7 +185,19 @@ export function addLayer(
     flags.managed ? 1 : 0,
     flags.published ? 1 : 0,
     flags.generation ?? 0,
+    flags.epoch ?? null,
   );
+}
+
+/** The epochs of layers that were captured on this node and are still here as captured. */
+export function epochsOf(db: Database, uuids: readonly LayerUuid[]): Map<LayerUuid, number> {
+  const sql = 'SELECT epoch FROM local_layer WHERE uuid = ? AND epoch IS NOT NULL';
+  const found = new Map<LayerUuid, number>();
+  for (const uuid of uuids) {
+    const row = one<{ epoch: number }>(db, sql, uuid);
+    if (row !== undefined) found.set(uuid, row.epoch);
+  }
+  return found;
 }
 
 export function refuseDepth(what: string, depth: number): never {

@@ -275,6 +275,11 @@ export class NodeDb {
 
   // Local layers and leases
 
+  /** Only of layers that were captured on this node and are still here as captured. */
+  epochsOf(uuids: readonly LayerUuid[]): ReadonlyMap<LayerUuid, number> {
+    return layers.epochsOf(this.#db, uuids);
+  }
+
   findLayer(uuid: LayerUuid): LocalLayer | undefined {
     return layers.findLayer(this.#db, uuid);
   }

@@ -143,8 +143,13 @@ UPDATE vm SET prepared_id = substr(json_extract(facts_json, '$.prepared'), -36)
 UPDATE vm SET facts_json = json_remove(facts_json, '$.hold', '$.prepared');
 `;
 
+const step4 = `
+-- The epoch whose pages the layer has; null where it was not captured here, or was merged.
+ALTER TABLE local_layer ADD COLUMN epoch INTEGER;
+`;
+
 /** In order; frozen once merged. */
-export const schemaSteps: readonly string[] = [step1, step2, step3];
+export const schemaSteps: readonly string[] = [step1, step2, step3, step4];
 
 /** The version this program writes. */
 export const schemaVersion = schemaSteps.length;

@@ -98,6 +98,9 @@ export class ScriptedCaptures implements Captures {
   getCapture(id: string) {
     return this.captures.get(id);
   }
+  epochsOf() {
+    return new Map();
+  }
   listCaptures(vm?: string) {
     return [...this.captures.values()].filter((c) => vm === undefined || c.vmId === vm);
   }

@@ -52,8 +52,12 @@ test(
     expect(page.snapshots.map((snapshot) => snapshot.id)).toEqual(ids);
     expect((await daemon.run('ls')).stdout).toMatch(/SNAPSHOT +VM +STATE[^]*first/);
     expect((await daemon.run('show', 'first')).stdout).toContain('vm-state');
-    const layers = await daemon.json<readonly Layer[]>('lineage', 'web');
-    expect(layers.map((layer) => layer.uuid)).toEqual([first.result?.layer, second.result?.layer]);
+    const layers = await daemon.json<readonly (Layer & { epoch: number })[]>('lineage', 'web');
+    expect(layers.map(({ uuid, epoch }) => [uuid, epoch])).toEqual([
+      [first.result?.layer, 1],
+      [second.result?.layer, 2],
+    ]);
+    expect((await daemon.run('lineage', 'web')).stdout).toMatch(/├─ .*epoch 2 .*\n└─ .*epoch 1 /);
 
     const output = join(daemon.folder, 'out');
     await daemon.json('restore', second.result?.snapshotId ?? '', '--output', output);
