@@ -1,9 +1,11 @@
 /**
  * Prepared entries: what a fork starts its children from, on this node. An entry is a folder with
- * the VM state and the flat memory, a lease on the layers below it, and the hold that the publish of
- * the fork's capture takes. It is made with the capture, before anything is published, and asks the
- * catalog nothing. It ends, folder first, then lease and share of the hold in one transaction, once
- * no fork under way and no attached VM uses it; after a crash, at the next start.
+ * the VM state and the flat memory, a lease on the layers below it, and the hold that the publish
+ * of the fork's capture takes. It is made with the capture, before anything is published, and asks
+ * the catalog nothing. It ends once no fork under way and no attached VM uses it: folder first,
+ * then lease and share of the hold in one transaction. After a crash it ends at the next start,
+ * the other way round: a folder that no attached VM names is then an orphan, which recovery
+ * removes.
  */
 import { chmod, copyFile, constants, mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
