@@ -98,6 +98,7 @@ async function openPort(
     return await openSqlite(url.slice('sqlite:'.length), { ...patience, onStatement });
   }
   return openPostgres(url, {
+    clock: patience.clock,
     poolMax: config.poolMax ?? 8,
     connectTimeoutMs: config.connectTimeoutMs ?? 2000,
     statementTimeoutMs: config.statementTimeoutMs ?? 15_000,

@@ -1,13 +1,20 @@
 /**
  * The PostgreSQL dialect: a bounded pool, READ COMMITTED with explicit row locks, bounded waits.
  *
+ * The server ends a statement that takes too long. One that has gone silent (power cut, partition)
+ * ends nothing, and TCP would wait for it for a quarter of an hour: so a connection is given up
+ * after `statementTimeoutMs + connectTimeoutMs` without an answer, and counts as lost.
+ *
  * Conflicts that are retried: serialization failure, deadlock, lock timeout. A lost connection is
  * retried once; a commit whose answer was lost is safe to run again, since every write is
  * idempotent.
  */
+import { Socket } from 'node:net';
 import { Kysely, PostgresDialect, PostgresDriver, sql } from 'kysely';
 import type { DatabaseConnection, Driver, PostgresDialectConfig } from 'kysely';
+import type { PostgresPoolClient } from 'kysely';
 import pg from 'pg';
+import type { Clock } from '../clock.ts';
 import { Failure, systemCode } from '../result.ts';
 import { exactNumber } from '../units.ts';
 import type { DialectPort, StatementEvent, Verdict } from './database.ts';
@@ -20,12 +27,19 @@ const columnTypes = { text: 'text COLLATE "C"', int8: 'bigint', suffix: '' };
 const MIGRATION_LOCK = 0x56415256;
 
 export interface PostgresOptions {
+  readonly clock: Clock;
   readonly poolMax: number;
   readonly connectTimeoutMs: number;
   readonly statementTimeoutMs: number;
   readonly lockTimeoutMs: number;
   readonly onStatement?: ((event: StatementEvent) => void) | undefined;
 }
+
+/**
+ * Of a wait for an answer. Counted, not measured: a process that was stopped for long has waited
+ * for one part of it, and finds the answer before the next.
+ */
+const WAIT_PARTS = 4;
 
 const unavailable = (message: string): CatalogError => ({
   kind: 'catalog-unavailable',
@@ -63,6 +77,67 @@ class LostConnection extends Error {
   }
 }
 
+/**
+ * A connection for one transaction. Without an answer for `answerMsMax` it is destroyed, not given
+ * back: what comes late would be taken for the next statement's answer.
+ */
+function lend(client: pg.PoolClient, answerMsMax: number, clock: Clock): PostgresPoolClient {
+  let isDestroyed = false;
+  const watch = async (answered: AbortSignal): Promise<void> => {
+    for (let part = 0; part < WAIT_PARTS && !answered.aborted; part += 1) {
+      await clock.sleep(answerMsMax / WAIT_PARTS, answered).catch(() => undefined);
+    }
+    if (answered.aborted || isDestroyed) return;
+    isDestroyed = true;
+    client.release(true);
+  };
+  const query = async (text: string, values?: unknown[]): Promise<unknown> => {
+    const answered = new AbortController();
+    void watch(answered.signal);
+    try {
+      return await client.query(text, values);
+    } catch (error) {
+      if (!isDestroyed) throw error;
+      throw new Error(`no answer from the server within ${answerMsMax} ms`, { cause: error });
+    } finally {
+      answered.abort();
+    }
+  };
+  return {
+    // Its other use, with a cursor, comes only with an option that is not given.
+    query: query as PostgresPoolClient['query'],
+    release: (isBroken) => {
+      if (!isDestroyed) client.release(isBroken);
+    },
+  };
+}
+
+/** Those of one pool, until they are closed. */
+class Sockets {
+  readonly #open = new Set<Socket>();
+
+  create(): Socket {
+    const socket = new Socket();
+    this.#open.add(socket);
+    return socket.once('close', () => this.#open.delete(socket));
+  }
+
+  /** After goodbyes have been said. A silent server answers none, and its socket is destroyed. */
+  async closed(withinMs: number, clock: Clock): Promise<void> {
+    const sockets = [...this.#open];
+    const all = sockets.map((socket) => new Promise((resolve) => socket.once('close', resolve)));
+    const ended = new AbortController();
+    void clock.sleep(withinMs, ended.signal).then(
+      () => {
+        for (const socket of sockets) socket.destroy();
+      },
+      () => undefined,
+    );
+    await Promise.all(all);
+    ended.abort();
+  }
+}
+
 /** The driver's own parsers, by any type's number: its declaration lists only some. */
 const textParserOf = pg.types.getTypeParser as (oid: number, format?: string) => unknown;
 const INT8_OID: number = pg.types.builtins.INT8;
@@ -76,8 +151,11 @@ function typeParser(oid: number, format?: 'text' | 'binary'): unknown {
 }
 
 export function openPostgres(url: string, options: PostgresOptions): DialectPort {
+  const sockets = new Sockets();
   const pool = new pg.Pool({
     connectionString: url,
+    stream: () => sockets.create(),
+    keepAlive: true,
     max: options.poolMax,
     connectionTimeoutMillis: options.connectTimeoutMs,
     statement_timeout: options.statementTimeoutMs,
@@ -91,9 +169,14 @@ export function openPostgres(url: string, options: PostgresOptions): DialectPort
   // One that breaks while lent out tells its client, who learns of it by the next statement's
   // failure.
   pool.on('connect', (client) => client.on('error', () => undefined));
+  const answerMsMax = options.statementTimeoutMs + options.connectTimeoutMs;
+  const lending = {
+    connect: async () => lend(await pool.connect(), answerMsMax, options.clock),
+    end: () => pool.end(),
+  };
   const failedStatements = new WeakSet();
   const kysely = new Kysely<CatalogSchema>({
-    dialect: new GuardedDialect({ pool }),
+    dialect: new GuardedDialect({ pool: lending }),
     log: (event) => {
       if (event.level === 'error' && event.error instanceof Error) {
         failedStatements.add(event.error);
@@ -113,7 +196,10 @@ export function openPostgres(url: string, options: PostgresOptions): DialectPort
     migrationLock: sql`SELECT pg_advisory_xact_lock(${sql.lit(MIGRATION_LOCK)})`,
     tableExists: (name) => sql`SELECT 1 WHERE to_regclass(${name}) IS NOT NULL`,
     classify: (error) => classify(error, failedStatements),
-    close: () => kysely.destroy(),
+    close: async () => {
+      await kysely.destroy();
+      await sockets.closed(options.connectTimeoutMs, options.clock);
+    },
     freeReserve: () => Promise.resolve(false),
     restoreReserve: () => Promise.resolve(),
   };

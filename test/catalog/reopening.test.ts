@@ -7,13 +7,14 @@ import { sql } from 'kysely';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock, type Clock } from '../../src/clock.ts';
 import type { TransactionEvent } from '../../src/catalog/database.ts';
-import { openCatalog, openCurrent } from '../../src/catalog/open.ts';
+import { openCatalog, openCurrent, openDatabase } from '../../src/catalog/open.ts';
 import type { CatalogConfig, OpenCatalog } from '../../src/catalog/open.ts';
 import { ReopeningDatabase, reopeningCatalog } from '../../src/catalog/reopening.ts';
 import type { ReopeningCatalog } from '../../src/catalog/reopening.ts';
 import { TestPostgres, fastFolder, postgresMissing } from '../../tools/postgres-server.ts';
 import { NODE, errorKind, onEachDialect, patient, publishOne, value } from './catalogs.ts';
 import { lockedBy } from './locker.ts';
+import { Network } from './network.ts';
 
 /** What was told, in order, and what is awaited of it. */
 class Told {
@@ -175,6 +176,37 @@ test('a server that takes connections and says nothing is away, and is not waite
   silent.close();
 });
 
+/** Waits for a server's answer are over at once when it is known that none comes. */
+const silence = {
+  statementTimeoutMs: 1_000_000,
+  clockOf: (isSilent: () => boolean): Clock => ({
+    ...systemClock,
+    sleep: (ms, signal) =>
+      ms >= 100_000 && isSilent() ? Promise.resolve() : systemClock.sleep(ms, signal),
+  }),
+};
+
+test('a server that lets clients in and goes silent is away, and asked on new connections', async () => {
+  await using network = await Network.before(null);
+  const database = await openDatabase({
+    ...{ url: network.url, connectTimeoutMs: 600_000, lockTimeoutMs: 600_000 },
+    ...{ statementTimeoutMs: silence.statementTimeoutMs, clock: silence.clockOf(() => true) },
+  });
+  for (let count = 0; count < 3; count += 1) {
+    const asked = database.read('test', (tx) => sql`SELECT 1`.execute(tx.db));
+    await expect(asked).rejects.toMatchObject({
+      detail: {
+        kind: 'catalog-unavailable',
+        message: 'PostgreSQL: no answer from the server within 1600000 ms',
+      },
+    });
+  }
+  // Each is tried twice, and never on a connection that still owes an answer.
+  expect(network.taken).toHaveLength(6);
+  await database.close();
+  await network.closed();
+});
+
 test('a URL that names no catalog is refused at once', () => {
   expect(() => reopening('mysql://localhost/x')).toThrow('neither sqlite:/path nor postgres://');
 });
@@ -275,4 +307,29 @@ describe.skipIf(missing !== null)(`a PostgreSQL catalog ${missing ?? ''}`, () =>
     value(await made.catalog.list({}));
     await made.catalog.close();
   }, 120_000);
+
+  test('behind a network that is cut in mid-transaction is away, until it is mended', async () => {
+    await using network = await Network.before(await server.newDatabase());
+    const { statementTimeoutMs, clockOf } = silence;
+    const made = reopening(network.url, {
+      statementTimeoutMs,
+      clock: clockOf(() => network.isCut),
+    });
+    value(await made.firstTry);
+    await publishOne(made.catalog);
+    const cut = made.catalog.database.write('test', async (tx) => {
+      await sql`SELECT 1`.execute(tx.db);
+      network.cut();
+      await sql`SELECT 1`.execute(tx.db);
+    });
+    await expect(cut).rejects.toMatchObject({ detail: { kind: 'catalog-unavailable' } });
+    expect(errorKind(await made.catalog.ping())).toBe('catalog-unavailable');
+    network.mend();
+    expect(await made.told.count(3)).toEqual(['open', 'catalog-unavailable', 'open']);
+    await publishOne(made.catalog);
+    // Closing waits for nobody's goodbye either, and leaves no socket that keeps a process alive.
+    network.cut();
+    await made.catalog.close();
+    await network.closed();
+  });
 });
