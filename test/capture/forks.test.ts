@@ -1,9 +1,12 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test, vi } from 'vitest';
+import { PreparedEntries } from '../../src/capture/prepared-entries.ts';
 import type { ForkView } from '../../src/capture/types.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { err } from '../../src/result.ts';
+import { captureId } from '../../src/units.ts';
 import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
 
 test('children of a fork start as the source was, then go their own ways; one that fails harms none', async () => {
@@ -114,4 +117,25 @@ test('a VM that was attached to a snapshot stays so where the end of the restore
   await harness.start();
   const owners = harness.nodeDb.holdOwners().map(({ kind, id }) => [kind, id]);
   expect([owners, harness.nodeDb.leases()]).toEqual([[['vm', attached.vmId]], []]);
+});
+
+test('an entry does not end before its capture has, though the daemon stops', async () => {
+  await using harness = await Harness.make();
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
+  // The capture waits for this answer, whatever else it is told.
+  await source.fault({ on: 'pause', action: 'delay', afterMs: 500 });
+  const statuses: unknown[] = [];
+  using end = vi.spyOn(PreparedEntries.prototype, 'end').mockImplementation((id) => {
+    statuses.push(harness.service.getCapture(captureId(id))?.status);
+    return Promise.resolve();
+  });
+  const children = [{ socketPath: join(harness.folder, 'none.sock') }];
+  const forked = harness.service.fork(vmId, { children });
+  while (harness.pausedNow.size === 0) await immediate();
+  await harness.service.close();
+  const answer = await forked;
+  expect(answer.ok ? null : answer.error.kind).toBe('daemon-stopping');
+  expect(end).toHaveBeenCalledOnce();
+  expect(statuses).toEqual(['aborted']);
 });
