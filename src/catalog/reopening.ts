@@ -97,23 +97,23 @@ export class ReopeningDatabase implements Transactions {
     await Promise.all(this.#closing);
   }
 
+  /** Between looking and entering there is no await: nobody enters what is lost already. */
   async #use<T>(work: (database: Database) => Promise<T>): Promise<T> {
-    const database = await this.#opened();
+    for (;;) {
+      const state = this.#state;
+      if (state.kind === 'away') throw new Failure<CatalogError>(state.error);
+      if (state.kind === 'open') return await this.#enter(state.database, work);
+      await state.tried;
+    }
+  }
+
+  async #enter<T>(database: Database, work: (database: Database) => Promise<T>): Promise<T> {
     try {
       return await work(database);
     } catch (error) {
       const detail = error instanceof Failure ? (error.detail as FailureDetail) : undefined;
       if (detail?.kind === 'catalog-unavailable') this.#lost(database);
       throw error;
-    }
-  }
-
-  async #opened(): Promise<Database> {
-    for (;;) {
-      const state = this.#state;
-      if (state.kind === 'open') return state.database;
-      if (state.kind === 'away') throw new Failure<CatalogError>(state.error);
-      await state.tried;
     }
   }
 
@@ -162,11 +162,10 @@ export class ReopeningDatabase implements Transactions {
   }
 }
 
-/** What is no failure of the database's own is a migration that does not fit what is there. */
+/** What is no failure of the database's own is an assumption of this program that does not hold. */
 function errorOf(thrown: unknown): CatalogError {
   if (thrown instanceof Failure) return thrown.detail as CatalogError;
-  const message = `the catalog cannot be brought up to date: ${String(thrown)}`;
-  return { kind: 'catalog-corrupt', message };
+  return { kind: 'catalog-corrupt', message: `the catalog cannot be used: ${String(thrown)}` };
 }
 
 export interface ReopeningCatalog {

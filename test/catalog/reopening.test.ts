@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
+import { SqliteError } from 'better-sqlite3';
 import { sql } from 'kysely';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock, type Clock } from '../../src/clock.ts';
@@ -229,6 +230,28 @@ describe('an SQLite catalog', () => {
     await rm(inTheWay);
     expect(await made.told.count(2)).toEqual(['catalog-unavailable', 'open']);
     expect(await nodesOf(made)).toEqual([NODE]);
+    await made.catalog.close();
+  });
+
+  /** As the driver throws it out of a statement. */
+  const failWith = ({ catalog }: ReopeningCatalog, code: string) =>
+    catalog.database.read('failing', () => Promise.reject(new SqliteError('failed', code)));
+
+  test('that is lost is waited for by whoever asks meanwhile, at whatever moment', async () => {
+    const made = reopening(`sqlite:${join(await newFolder(), 'catalog.db')}`);
+    value(await made.firstTry);
+    const failing = expect(failWith(made, 'SQLITE_CANTOPEN')).rejects.toMatchObject({
+      detail: { kind: 'catalog-unavailable' },
+    });
+    const asked = [];
+    // One at every step that the failing one takes, and many after it.
+    for (let step = 0; step < 500; step += 1) {
+      asked.push(made.catalog.ping());
+      await Promise.resolve();
+    }
+    await failing;
+    for (const answer of await Promise.all(asked)) value(answer);
+    expect(made.told.all).toEqual(['open', 'open']);
     await made.catalog.close();
   });
 
