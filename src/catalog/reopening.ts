@@ -111,8 +111,7 @@ export class ReopeningDatabase implements Transactions {
     try {
       return await work(database);
     } catch (error) {
-      const detail = error instanceof Failure ? (error.detail as FailureDetail) : undefined;
-      if (detail?.kind === 'catalog-unavailable') this.#lost(database);
+      if (isLoss(error, database)) this.#lost(database);
       throw error;
     }
   }
@@ -160,6 +159,16 @@ export class ReopeningDatabase implements Transactions {
       return err(error);
     }
   }
+}
+
+/**
+ * A file on a file system that failed may answer with I/O errors for as long as it is open, even
+ * once the file system is back. PostgreSQL's I/O errors are its server's affair.
+ */
+function isLoss(error: unknown, { port }: Database): boolean {
+  const detail = error instanceof Failure ? (error.detail as FailureDetail) : undefined;
+  if (detail?.kind === 'catalog-io') return port.name === 'sqlite';
+  return detail?.kind === 'catalog-unavailable';
 }
 
 /** What is no failure of the database's own is an assumption of this program that does not hold. */

@@ -255,6 +255,23 @@ describe('an SQLite catalog', () => {
     await made.catalog.close();
   });
 
+  test('whose file answers with an I/O error is opened anew', async () => {
+    const made = reopening(`sqlite:${join(await newFolder(), 'catalog.db')}`);
+    value(await made.firstTry);
+    await expect(failWith(made, 'SQLITE_IOERR_READ')).rejects.toMatchObject({
+      detail: { kind: 'catalog-io' },
+    });
+    value(await made.catalog.ping());
+    expect(made.told.all).toEqual(['open', 'open']);
+    // A statement that does not fit is no reason to.
+    await expect(failWith(made, 'SQLITE_ERROR')).rejects.toMatchObject({
+      detail: { kind: 'catalog-corrupt' },
+    });
+    value(await made.catalog.ping());
+    expect(made.told.all).toEqual(['open', 'open']);
+    await made.catalog.close();
+  });
+
   test('locked by another process is busy, and opened once it is not', async () => {
     const path = join(await newFolder(), 'catalog.db');
     await using other = await lockedBy(path);
