@@ -135,9 +135,6 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const deps = { config, clock: systemClock, nodeDb, catalog, store, engine, observer };
   // After node.db, whose lock says at once that another daemon runs here.
   const supervisor = await supervise(cleanups);
-  const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
-  cleanups.defer(() => service.close());
-  cleanups.defer(observeParts(telemetry, { service, nodeDb, nodeDbPath, config, catalog }));
   const releases = new ReleaseFlusher({
     catalog,
     store: nodeDb,
@@ -145,9 +142,13 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
     onError: (error) => logger.warn({ error }, 'releasing holds failed; they stay queued'),
   });
   cleanups.useAsync(releases);
-  releases.start();
   const gc = openCollector(config, catalog, store, telemetry, logger);
   cleanups.useAsync(gc);
+  // Closed before those two, which wait for what they have asked of the catalog: it resumes VMs.
+  const service = await CaptureService.start({ ...deps, supervisor, nodeId: id });
+  cleanups.defer(() => service.close());
+  cleanups.defer(observeParts(telemetry, { service, nodeDb, nodeDbPath, config, catalog }));
+  releases.start();
   const catalogTried = opening.firstTry;
   return { config, catalog, catalogTried, store, nodeDb, service, gc, telemetry, logger };
 }
