@@ -37,6 +37,16 @@ export interface SelectedSet {
   readonly frozen: boolean;
 }
 
+/** Pages that read zero: nothing is read for them. */
+export interface ZeroBatch {
+  readonly kind: 'zeros';
+  /** Rows of 3: 0, image offset, length; bytes. */
+  readonly rows: BigUint64Array;
+  readonly bytes: number;
+  /** As in `SelectedSet`. */
+  readonly round: number;
+}
+
 export type RangeBatch =
   | {
       readonly kind: 'ranges';
@@ -47,13 +57,7 @@ export type RangeBatch =
       /** As in `SelectedSet`. */
       readonly round: number;
     }
-  | {
-      readonly kind: 'zeros';
-      /** Rows of 3: 0, image offset, length; bytes. */
-      readonly rows: BigUint64Array;
-      readonly bytes: number;
-      readonly round: number;
-    };
+  | ZeroBatch;
 
 export type PageBatch =
   | {
@@ -67,12 +71,7 @@ export type PageBatch =
       readonly bytes: number;
       readonly round: number;
     }
-  | {
-      readonly kind: 'zeros';
-      readonly rows: BigUint64Array;
-      readonly bytes: number;
-      readonly round: number;
-    };
+  | ZeroBatch;
 
 export interface Segments {
   readonly batch: SegmentBatch;

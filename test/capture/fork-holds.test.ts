@@ -1,9 +1,7 @@
 /** Forks, their holds, and a catalog that is not there, late, or asked in another order. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
-import { decodeManifest } from '../../src/artifact/manifest.ts';
 import type { Catalog, Hold, PublishRequest } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { PreparedEntries } from '../../src/capture/prepared-entries.ts';
@@ -12,8 +10,17 @@ import type { CaptureView, ForkView } from '../../src/capture/types.ts';
 import { Collector } from '../../src/gc/collector.ts';
 import type { MiniVm } from '../../src/minivm/launch.ts';
 import { err } from '../../src/result.ts';
-import { bytes, nodeId, type VmId } from '../../src/units.ts';
-import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
+import { nodeId, type VmId } from '../../src/units.ts';
+import {
+  allHashes,
+  firstDifference,
+  Harness,
+  never,
+  valueOf,
+  expectWholeManifest,
+  objects,
+  until,
+} from './harness.ts';
 
 const eager = { pipeline: { publish: { retry_min: '10ms', retry_max: '100ms' } } };
 const away = err({ kind: 'catalog-unavailable' as const, message: 'not now' });
@@ -92,22 +99,6 @@ async function collect(harness: Harness): Promise<void> {
   const { database } = harness.catalog;
   const collector = new Collector({ database, store: harness.store, name: 'test' });
   valueOf(await collector.run({}, never));
-}
-
-async function objects(harness: Harness): Promise<number> {
-  let count = 0;
-  for await (const object of harness.store.list(never)) count += object.key === null ? 0 : 1;
-  return count;
-}
-
-/** Every object that the manifest of a snapshot names is in the store. */
-async function expectWholeManifest(harness: Harness, snapshot: string): Promise<void> {
-  const { content } = valueOf(await harness.catalog.resolve(snapshot));
-  const read = await harness.store.readAll(content.manifest, bytes(1 << 20), never);
-  const manifest = valueOf(decodeManifest(valueOf(read), content.manifest.key));
-  for (const { artifact } of manifest.memory.layers) {
-    valueOf(await harness.store.head(artifact as never));
-  }
 }
 
 test('children start while the catalog is away; the fork is published later, under one hold', async () => {
@@ -454,7 +445,7 @@ test('a fork of a VM that is found again while its alias is asked for is a fork 
   expect(harness.service.getVm(vmId)?.state).toBe('unreachable');
   found = async () => {
     await from.clearFaults();
-    while (harness.service.getVm(vmId)?.state !== 'attached') await immediate();
+    await until(() => harness.service.getVm(vmId)?.state === 'attached');
   };
   await using mini = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
   const children = [{ socketPath: mini.socketPath }];

@@ -1,13 +1,12 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test, vi } from 'vitest';
 import { PreparedEntries } from '../../src/capture/prepared-entries.ts';
 import type { ForkView } from '../../src/capture/types.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { err } from '../../src/result.ts';
 import { captureId } from '../../src/units.ts';
-import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
+import { allHashes, firstDifference, Harness, never, valueOf, until } from './harness.ts';
 
 test('children of a fork start as the source was, then go their own ways; one that fails harms none', async () => {
   await using harness = await Harness.make();
@@ -132,7 +131,7 @@ test('an entry does not end before its capture has, though the daemon stops', as
   });
   const children = [{ socketPath: join(harness.folder, 'none.sock') }];
   const forked = harness.service.fork(vmId, { children });
-  while (harness.pausedNow.size === 0) await immediate();
+  await until(() => harness.pausedNow.size > 0);
   await harness.service.close();
   const answer = await forked;
   expect(answer.ok ? null : answer.error.kind).toBe('daemon-stopping');

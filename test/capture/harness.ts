@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { FileArtifactStore } from '../../src/artifact/file-store.ts';
+import { decodeManifest } from '../../src/artifact/manifest.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import { openCatalog, type OpenCatalog } from '../../src/catalog/open.ts';
 import { Engine } from '../../src/capture/engine.ts';
@@ -21,7 +22,7 @@ import {
   type MaterialiseDeps,
 } from '../../src/restore/materialise.ts';
 import { directHolds } from '../../src/restore/restore-hold.ts';
-import { nodeId, type VmId } from '../../src/units.ts';
+import { bytes, nodeId, type VmId } from '../../src/units.ts';
 
 export const never: AbortSignal = new AbortController().signal;
 
@@ -236,4 +237,26 @@ export function firstDifference(a: BigUint64Array, b: BigUint64Array): number | 
   if (a.length !== b.length) return Math.min(a.length, b.length);
   const at = a.findIndex((hash, page) => hash !== b[page]);
   return at < 0 ? null : at;
+}
+
+/** How many objects are in its store. */
+export async function objects(harness: Harness): Promise<number> {
+  let count = 0;
+  for await (const object of harness.store.list(never)) count += object.key === null ? 0 : 1;
+  return count;
+}
+
+/** Every object that the manifest of a snapshot names is in the store. */
+export async function expectWholeManifest(harness: Harness, snapshot: string): Promise<void> {
+  const { content } = valueOf(await harness.catalog.resolve(snapshot));
+  const read = await harness.store.readAll(content.manifest, bytes(1 << 20), never);
+  const manifest = valueOf(decodeManifest(valueOf(read), content.manifest.key));
+  for (const { artifact } of manifest.memory.layers) {
+    valueOf(await harness.store.head(artifact as never));
+  }
+}
+
+/** Gives its turn away until it is so; the test's own time limit ends it. */
+export async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await isSo())) await new Promise((resolve) => setImmediate(resolve));
 }

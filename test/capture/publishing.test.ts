@@ -1,7 +1,5 @@
 /** Publishes that come late, twice, out of turn, or under a name that is gone. */
-import { setImmediate as immediate } from 'node:timers/promises';
 import { expect, test, vi } from 'vitest';
-import { decodeManifest } from '../../src/artifact/manifest.ts';
 import { parseArtifactKey } from '../../src/artifact/store.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
@@ -9,7 +7,16 @@ import { Collector } from '../../src/gc/collector.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { err } from '../../src/result.ts';
 import { bytes, digest as toDigest, nodeId, snapshotId } from '../../src/units.ts';
-import { allHashes, firstDifference, Harness, never, valueOf } from './harness.ts';
+import {
+  allHashes,
+  firstDifference,
+  Harness,
+  never,
+  valueOf,
+  expectWholeManifest,
+  objects,
+  until,
+} from './harness.ts';
 
 const eager = { pipeline: { publish: { retry_min: '10ms', retry_max: '100ms' } } };
 
@@ -28,22 +35,6 @@ async function collect(harness: Harness): Promise<number> {
   const { database } = harness.catalog;
   const collector = new Collector({ database, store: harness.store, name: 'test' });
   return valueOf(await collector.run({}, never)).objectsReclaimed;
-}
-
-async function objects(harness: Harness): Promise<number> {
-  let count = 0;
-  for await (const object of harness.store.list(never)) count += object.key === null ? 0 : 1;
-  return count;
-}
-
-/** Every object that the manifest of a snapshot names is in the store. */
-async function expectWholeManifest(harness: Harness, snapshot: string): Promise<void> {
-  const { content } = valueOf(await harness.catalog.resolve(snapshot));
-  const read = await harness.store.readAll(content.manifest, bytes(1 << 20), never);
-  const manifest = valueOf(decodeManifest(valueOf(read), content.manifest.key));
-  for (const { artifact } of manifest.memory.layers) {
-    valueOf(await harness.store.head(artifact as never));
-  }
 }
 
 test('a publish that is tried under new names writes nothing that the store has already', async () => {
@@ -95,15 +86,15 @@ test('what an earlier life had stored is given up when the catalog is back, with
   const node = nodeId('test-node');
   const digest = toDigest(`sha256:${'ab'.repeat(32)}`);
   const artifacts = [{ kind: 'layer' as const, digest, sizeBytes: bytes(4096) }];
-  while (seen.settled === 0) await immediate();
+  await until(() => seen.settled > 0);
   valueOf(await harness.catalog.recordUpload({ nodeId: node, artifacts }));
   await harness.stop();
   seen.isAway = true;
   await harness.start();
-  while (seen.refused < 3) await immediate();
+  await until(() => seen.refused >= 3);
   expect(valueOf(await harness.catalog.listUploads(node))).toHaveLength(1);
   seen.isAway = false;
-  while (seen.settled === 1) await immediate();
+  await until(() => seen.settled !== 1);
   expect(valueOf(await harness.catalog.listUploads(node))).toEqual([]);
   // Told once, not at each try.
   expect(harness.warnings).toHaveLength(1);
@@ -286,7 +277,7 @@ test('a capture that an earlier life committed is published although node.db fai
     throw Object.assign(new Error('not now'), { code: 'SQLITE_IOERR' });
   });
   await harness.start();
-  while (harness.service.getCapture(captureId)?.status !== 'published') await immediate();
+  await until(() => harness.service.getCapture(captureId)?.status === 'published');
   expect(read.mock.results[0]?.type).toBe('throw');
 });
 
@@ -312,5 +303,5 @@ test('a daemon that stops while the catalog is asked about a publish stops, and 
   expect(harness.service.getCapture(captureId)?.status).toBe('committed');
   await harness.stop();
   await harness.start();
-  while (harness.service.getCapture(captureId)?.status !== 'published') await immediate();
+  await until(() => harness.service.getCapture(captureId)?.status === 'published');
 });

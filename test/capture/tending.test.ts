@@ -7,12 +7,7 @@ import type { MiniVm } from '../../src/minivm/launch.ts';
 import { err } from '../../src/result.ts';
 import { captureId, type VmId } from '../../src/units.ts';
 import { keeping } from '../lineage/fixtures.ts';
-import { allHashes, firstDifference, Harness, valueOf } from './harness.ts';
-
-/** Looks until it is so; the test's own time limit ends it. */
-async function until(isSo: () => boolean | Promise<boolean>): Promise<void> {
-  while (!(await isSo())) await new Promise((resolve) => setImmediate(resolve));
-}
+import { allHashes, firstDifference, Harness, valueOf, until } from './harness.ts';
 
 /** Resumes that the VMM has answered, whatever it said. */
 const resumes = async (vm: MiniVm): Promise<number> =>
