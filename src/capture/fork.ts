@@ -12,6 +12,7 @@ import { Failure, err, ok, type FailureDetail, type Result } from '../result.ts'
 import { captureId as toCaptureId } from '../units.ts';
 import type { CaptureId, LayerUuid, SnapshotId, VmId } from '../units.ts';
 import { VmmClient } from '../vmm/client.ts';
+import { isGone, letRun } from '../vmm/let-run.ts';
 import type { TrackingMode } from '../vmm/source.ts';
 import { bindVm, vmmTimeouts } from './attach.ts';
 import { failureOf, orThrow } from './failure.ts';
@@ -193,7 +194,7 @@ function loader(deps: ForkDeps, origin: Origin, files: LaunchFiles, mode: Tracki
       },
       stopping,
     );
-    if (!loaded.ok) return loaded;
+    if (!loaded.ok) return err(await afterLoad(client, loaded.error, stopping));
     const bound = await bindVm(config, { ...child, trackingMode: mode }, stopping);
     if (!bound.ok) return bound;
     const attached = await origin.attach(bound.value);
@@ -201,6 +202,22 @@ function loader(deps: ForkDeps, origin: Origin, files: LaunchFiles, mode: Tracki
     if (!attached.ok) return attached;
     return run(deps, bound.value, attached.value);
   };
+}
+
+/**
+ * A load that failed may have happened all the same. Such a VM is not used: what it has in its memory
+ * is not known. It has never run; its owner is told.
+ */
+async function afterLoad(
+  client: VmmClient,
+  error: FailureDetail,
+  signal: AbortSignal,
+): Promise<FailureDetail> {
+  if (isGone(error)) return error;
+  const state = await client.state(signal);
+  if (!state.ok || state.value === 'Not started') return error;
+  const message = `${error.message}; its VM is ${state.value} now, and is not used: start a new VMM`;
+  return { kind: error.kind, message };
 }
 
 /** Resumes an attached child. One that cannot be is not kept: the failure is all that is left. */
@@ -222,11 +239,10 @@ async function run(
 /** Throws `Failure`, or the reason of `stopping`. */
 async function resume({ clock, stopping }: ForkDeps, client: VmmClient): Promise<void> {
   for (let attempt = 0; ; attempt++) {
-    const resumed = await client.resume(stopping);
+    const resumed = await letRun(client, stopping);
     if (resumed.ok) return;
-    const isGone = resumed.error.kind === 'vm-exited' || resumed.error.kind === 'vm-replaced';
     const waitMs = resumeRetryWaitsMs[attempt];
-    if (isGone || waitMs === undefined) throw new Failure(resumed.error);
+    if (isGone(resumed.error) || waitMs === undefined) throw new Failure(resumed.error);
     await clock.sleep(waitMs, stopping);
   }
 }

@@ -13,6 +13,7 @@ import type { VmIdentity } from '../lineage/recovery.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
 import { err, ok, systemCode, type FailureDetail, type Result } from '../result.ts';
 import type { VmId } from '../units.ts';
+import { letRun } from '../vmm/let-run.ts';
 import { bindVm } from './attach.ts';
 import { failureOf } from './failure.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -133,7 +134,7 @@ async function resume(
     const message = `the VMM of ${vm.vmId} does not answer`;
     return err({ kind: 'vmm-unreachable', message });
   }
-  const resumed = await handle.client.resume(signal);
+  const resumed = await letRun(handle.client, signal);
   if (resumed.ok || resumed.error.kind === 'vm-exited') return ok(undefined);
   return resumed;
 }

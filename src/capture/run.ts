@@ -21,6 +21,7 @@ import { Failure, ok, type FailureDetail, type Result } from '../result.ts';
 import type { Published, PublishFailure } from '../stages/publish.ts';
 import { stageNames, type StageName } from '../stage-names.ts';
 import type { CaptureId } from '../units.ts';
+import { isGone, letRun } from '../vmm/let-run.ts';
 import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import type { CaptureObserver } from './observer.ts';
@@ -351,14 +352,15 @@ export class CaptureRun {
           orThrow(await vm.client.pause(patient));
           crashPoint('vm-paused');
         },
-        surelyRefused: (error) => failedWith(error, 'vmm-refused'),
+        wasAnswered: (error) => failedWith(error, 'vmm-refused'),
+        isPaused: () => vm.isPaused(patient),
         resume: async () => {
           thawed.abort(new Error('resumed'));
           crashPoint('before-resume');
-          orThrow(await vm.client.resume(patient));
+          orThrow(await letRun(vm.client, patient));
           crashPoint('vm-resumed');
         },
-        surelyGone: (error) => failedWith(error, 'vm-exited', 'vm-replaced'),
+        surelyGone: (error) => error instanceof Failure && isGone(error.detail as FailureDetail),
         done: () => {
           thawed.abort(new Error('resumed'));
           supervisor.resumed(vm);

@@ -185,6 +185,11 @@ export class CaptureService implements Captures {
     return this.#vms.list((id) => this.#byVm.get(id)?.captureId ?? null);
   }
 
+  /** VMs that we have paused, that no capture holds, and that do not run yet: each is a page. */
+  get stuckPaused(): number {
+    return this.#tending.stuckPaused;
+  }
+
   epochsOf(layers: readonly LayerUuid[]): ReadonlyMap<LayerUuid, number> {
     return this.#deps.nodeDb.epochsOf(layers);
   }

@@ -9,6 +9,7 @@ import type { VmRecord } from '../lineage/vms.queries.ts';
 import { processStartTime } from '../native/guest.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import type { CaptureId, VmId } from '../units.ts';
+import { letRun } from '../vmm/let-run.ts';
 import type { RunDeps } from './run.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { VmTable } from './vm-table.ts';
@@ -44,6 +45,15 @@ export class Tending {
     this.#deps = deps;
   }
 
+  /** VMs that we have paused and that stand still, for all that is known: no resume has worked yet. */
+  get stuckPaused(): number {
+    const stuck = [...this.#tended].filter((vmId) => {
+      const record = this.#deps.nodeDb.getVm(vmId);
+      return record !== undefined && record.pausedBy !== null && !this.#runs.has(vmId);
+    });
+    return stuck.length;
+  }
+
   /**
    * Resolves when there is nothing left to do for the VM, or the daemon stops. Never rejects.
    * @param known `runs`: it was resumed, and only the record of that is missing
@@ -77,7 +87,7 @@ export class Tending {
     if (handle === undefined) return false;
     if (record.pausedBy === null) return true;
     if (!this.#runs.has(vmId)) {
-      const resumed = await handle.client.resume(signal);
+      const resumed = await letRun(handle.client, signal);
       if (!resumed.ok && resumed.error.kind !== 'vm-exited') return false;
       // Should recording it fail: by the next try its owner may have paused it.
       this.#runs.add(vmId);

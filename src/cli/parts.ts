@@ -213,6 +213,7 @@ function observeParts(
       const gone = service.listVms().filter((vm) => vm.state === 'gone').length;
       return { attached: service.listVms().length - gone, gone };
     },
+    stuckPaused: () => service.stuckPaused,
     pendingReleases: () => nodeDb.countReleases(),
     pendingPublishes: () => nodeDb.countCommitted(),
     catalog: () => catalogCounts(catalog, nodeId(config.node.id)),

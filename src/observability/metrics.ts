@@ -54,6 +54,8 @@ export interface Observed {
   }>;
   readonly slabs?: () => { readonly used: number; readonly total: number };
   readonly vms?: () => { readonly attached: number; readonly gone: number };
+  /** VMs that a capture paused and that could not be resumed yet. */
+  readonly stuckPaused?: () => number;
   readonly pendingReleases?: () => number;
   readonly pendingPublishes?: () => number;
   /** Null where the catalog does not answer in time: then it is down, and has no counts. */
@@ -234,6 +236,8 @@ function gauges(meter: Meter, parts: ReadonlySet<Observed>): void {
       report(vms.gone, { state: 'gone' });
     }),
   );
+  const stuck = 'VMs that a capture paused and that could not be resumed yet.';
+  simple('varve_vms_stuck_paused', stuck, (p) => p.stuckPaused);
   simple('varve_releases_pending', 'Releases queued for the catalog.', (p) => p.pendingReleases);
   simple('varve_publishes_pending', 'Commits not yet published.', (p) => p.pendingPublishes);
   gauge('varve_wal_bytes', 'Size of the write-ahead log.', (report) =>

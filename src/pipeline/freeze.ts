@@ -6,14 +6,16 @@
  * | idle     | pausing          | over: there is nothing to end       |
  * | over     | refused          | nothing                             |
  * | pausing  | -                | waits for the pause, then as paused |
- * | refused  | -                | nothing: the VM never stopped       |
+ * | refused  | -                | nothing: the VM does not stand      |
  * | paused   | -                | resuming → resumed or stuck         |
  * | resuming | -                | joins the one that runs             |
  * | resumed  | -                | nothing                             |
  * | stuck    | -                | nothing: recovery goes on with it   |
  *
  * F1: one resume per pause, whatever the outcome and however often `end` is called.
- * F2: a pause whose answer never came counts as a pause.
+ * F2: no error is proof that a pause had no effect: the VM's state is asked. Only a VM that does not
+ *     stand, after a request that was answered, was refused its pause. A pause whose answer never came
+ *     may still come: it counts as one, and after the resume the state is asked again.
  * F3: a VM that its owner had paused is never begun, so never ended.
  * F4: what was ended never begins: an abort that comes first wins.
  */
@@ -25,8 +27,11 @@ export interface FreezeActions {
   /** Durable before the pause is sent. */
   readonly intend: () => void;
   readonly pause: () => Promise<void>;
-  /** True when a failed pause surely did not stop the VM. */
-  readonly surelyRefused: (error: unknown) => boolean;
+  /** True when the VMM answered the pause that failed so: it takes no effect later. */
+  readonly wasAnswered: (error: unknown) => boolean;
+  /** Whether the VM stands now; rejects where its VMM does not say. */
+  readonly isPaused: () => Promise<boolean>;
+  /** Resolves when the VM runs. */
   readonly resume: () => Promise<void>;
   /** True when the VM is gone, so that trying again is pointless. */
   readonly surelyGone: (error: unknown) => boolean;
@@ -49,6 +54,8 @@ export class Freeze {
   #beginning: Promise<void> | undefined;
   #ending: Promise<void> | undefined;
   #failure: unknown;
+  /** The pause may have been put off, and not dropped. */
+  #mayComeLate = false;
 
   /** @param now the capture's own clock, milliseconds */
   constructor(actions: FreezeActions, clock: Clock, now?: () => number) {
@@ -90,14 +97,20 @@ export class Freeze {
       await this.#actions.pause();
       this.#state = 'paused';
     } catch (error) {
-      if (this.#actions.surelyRefused(error)) {
+      this.#mayComeLate = !this.#actions.wasAnswered(error);
+      if (this.#mayComeLate || (await this.#stands())) {
+        this.#state = 'paused';
+      } else {
         this.#state = 'refused';
         this.#done();
-      } else {
-        this.#state = 'paused';
       }
       throw error;
     }
+  }
+
+  /** For all that is known. */
+  #stands(): Promise<boolean> {
+    return this.#actions.isPaused().catch(() => true);
   }
 
   /**
@@ -125,6 +138,7 @@ export class Freeze {
     for (let attempt = 0; ; attempt++) {
       try {
         await this.#actions.resume();
+        if (this.#mayComeLate && (await this.#stands())) throw new Error('the VM was paused late');
         this.#endMs = this.#now();
         this.#state = 'resumed';
         this.#failure = undefined;

@@ -28,7 +28,8 @@ function actions(overrides: Partial<FreezeActions> = {}): FreezeActions & { log:
     log,
     intend: () => log.push('intend'),
     pause: logged('pause'),
-    surelyRefused: () => false,
+    wasAnswered: () => false,
+    isPaused: () => Promise.resolve(false),
     resume: logged('resume'),
     surelyGone: () => false,
     done: () => log.push('done'),
@@ -67,16 +68,40 @@ test('F2: a pause whose answer never came is followed by a resume', async () => 
   expect(a.log).toEqual(['intend', 'resume', 'done']);
 });
 
-test('a pause that the VMM surely refused is not followed by a resume', async () => {
-  const a = actions({
+test('F2: a pause that was refused is followed by a resume only where the VM stands', async () => {
+  const refused = {
     pause: () => Promise.reject(new Error('refused')),
-    surelyRefused: () => true,
-  });
-  const freeze = new Freeze(a, testClock());
+    wasAnswered: () => true,
+  };
+  const runs = actions({ ...refused, isPaused: () => Promise.resolve(false) });
+  const freeze = new Freeze(runs, testClock());
   await expect(freeze.begin()).rejects.toThrow('refused');
   await freeze.end();
-  expect(a.log).toEqual(['intend', 'done']);
+  expect(runs.log).toEqual(['intend', 'done']);
   expect(freeze.span).toBeUndefined();
+  const unsure = (): Promise<boolean> => Promise.reject(new Error('no answer'));
+  for (const isPaused of [() => Promise.resolve(true), unsure]) {
+    const stands = actions({ ...refused, isPaused });
+    const other = new Freeze(stands, testClock());
+    await expect(other.begin()).rejects.toThrow('refused');
+    await other.end();
+    expect(stands.log).toEqual(['intend', 'resume', 'done']);
+    expect(other.state).toBe('resumed');
+  }
+});
+
+test('F2: a pause that comes late, after the resume, is undone by another', async () => {
+  const states = [true, false];
+  const a = actions({
+    pause: () => Promise.reject(new Error('timed out')),
+    isPaused: () => Promise.resolve(states.shift() ?? false),
+  });
+  const clock = testClock();
+  const freeze = new Freeze(a, clock);
+  await expect(freeze.begin()).rejects.toThrow('timed out');
+  await freeze.end();
+  expect(a.log).toEqual(['intend', 'resume', 'resume', 'done']);
+  expect([freeze.state, clock.slept]).toEqual(['resumed', [50]]);
 });
 
 test('F3: a freeze that never began ends without a call', async () => {
