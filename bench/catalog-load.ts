@@ -131,7 +131,7 @@ async function addChain(
   for (let depth = 1; depth <= CHAIN_LAYERS; depth += 1) {
     const uuid = uuidOf(random);
     const below = chain.at(-1) ?? null;
-    await sink.add('layer', [uuid, below, await object('layer'), 2 ** 30, depth, 1]);
+    await sink.add('layer', [uuid, below, await object('layer'), 2 ** 30, depth, 1, null, 0]);
     chain.push(uuid);
     if (depth % LAYERS_PER_SNAPSHOT !== 0) continue;
     const content = uuidOf(random);
@@ -141,7 +141,7 @@ async function addChain(
     await sink.add('content_artifact', [content, 'vm-state', await object('vm-state')]);
     const vm = `vm-${Math.floor(random() * 1000)}`;
     const time = 1_700_000_000_000 + heads.length;
-    await sink.add('snapshot', [snapshot, content, content, vm, node, time, null, null]);
+    await sink.add('snapshot', [snapshot, content, content, vm, node, time, null, null, null]);
     for (const [position, layer] of chain.entries()) {
       await sink.add('naive_pair', [snapshot, position, layer]);
     }

@@ -42,14 +42,14 @@ export async function naivePublish(
     const [uuid, content, snapshot] = [uuidOf(random), uuidOf(random), uuidOf(random)];
     const below = chain.at(-1) ?? null;
     await sql`INSERT INTO layer VALUES (${uuid}, ${below}, ${keys[0]?.key}, 1073741824,
-      ${chain.length + 1}, 1)`.execute(tx.db);
+      ${chain.length + 1}, 1, null, 0)`.execute(tx.db);
     await sql`INSERT INTO content VALUES (${content}, ${keys[1]?.key}, ${uuid}, 1)`.execute(tx.db);
     const state = keys[2]?.key;
     await sql`INSERT INTO content_artifact VALUES (${content}, 'vm-state', ${state})`.execute(
       tx.db,
     );
     await sql`INSERT INTO snapshot VALUES
-      (${snapshot}, ${content}, ${content}, 'vm-1', ${node}, 1, null, null)`.execute(tx.db);
+      (${snapshot}, ${content}, ${content}, 'vm-1', ${node}, 1, null, null, null)`.execute(tx.db);
     const pairs = [...chain, uuid].map((layer, at) => sql`(${snapshot}, ${at}, ${layer})`);
     await sql`INSERT INTO naive_pair VALUES ${sql.join(pairs)}`.execute(tx.db);
     return snapshot;

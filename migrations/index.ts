@@ -7,6 +7,7 @@ import { createLayer } from './0001-create-layer.ts';
 import { createSnapshot } from './0002-create-snapshot.ts';
 import { createHold } from './0003-create-hold.ts';
 import { createReclaim } from './0004-create-reclaim.ts';
+import { markSuspects } from './0005-mark-suspects.ts';
 
 /** How a dialect spells the column types that migrations use. */
 export interface ColumnTypes {
@@ -30,4 +31,5 @@ export const migrations: readonly Migration[] = [
   createSnapshot,
   createHold,
   createReclaim,
+  markSuspects,
 ];

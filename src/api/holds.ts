@@ -31,6 +31,7 @@ const takeHold = createRoute({
           z.strictObject({ content: referenceSchema }),
         ]),
         purpose: nameSchema,
+        allowSuspect: z.boolean().optional(),
       }),
     ),
   },
@@ -84,13 +85,14 @@ export function holdRoutes(deps: { readonly catalog: Catalog; readonly nodeId: N
   const { catalog, nodeId } = deps;
   return newRouter()
     .openapi(takeHold, async (c) => {
-      const { target, purpose } = c.req.valid('json');
+      const { target, purpose, allowSuspect } = c.req.valid('json');
       const key = c.req.header('idempotency-key');
       const held = await catalog.hold({
         holdId: newHoldId(key, c.get('principal').name),
         nodeId,
         target: 'snapshot' in target ? target : { content: contentId(target.content) },
         purpose,
+        allowSuspect,
       });
       const hold = valueOf(held);
       c.header('Location', `/v1/holds/${encodeURIComponent(hold.id)}`);

@@ -113,6 +113,7 @@ export const httpStatus = {
   'set-not-widened': 500,
   'snapshot-conflict': 409,
   'snapshot-invalid': 409,
+  'snapshot-suspect': 409,
   'snapshot-missing': 404,
   'snapshot-retired': 410,
   'snapshot-without-memory': 409,

@@ -56,6 +56,7 @@ export const captureRequestSchema = z
     alias: referenceSchema.optional(),
     pauseDeadlineMs: z.int().min(10).max(3_600_000).optional(),
     precopyRounds: z.int().min(0).max(precopyRoundsMax).optional(),
+    verify: z.boolean().optional(),
   })
   .openapi('CaptureRequest');
 
@@ -68,6 +69,19 @@ const stageSchema = z.object({
   items: z.int(),
   bytes: sizeBytes,
 });
+
+const verifySchema = z.union([
+  z.object({
+    compared: z.literal('all'),
+    pages: z.int().describe('Pages that no dirty set named: read and compared.'),
+    differing: z.int().describe('Of those, pages that did not read as the memory parent does.'),
+    ranges: z
+      .array(z.object({ imageOffset: sizeBytes, length: sizeBytes }))
+      .readonly()
+      .describe('The first ranges that differ, in bytes of the image.'),
+  }),
+  z.object({ compared: z.literal('nothing'), reason: z.string() }),
+]);
 
 const shadowSchema = z.union([
   z.object({
@@ -101,6 +115,7 @@ const resultSchema = z.object({
   selection: z.enum(['epoch', 'cumulative', 'widened']),
   selectionReason: z.string().nullable(),
   shadow: shadowSchema.nullable(),
+  verify: verifySchema.nullable(),
   frozenMs: z.number(),
   totalMs: z.number(),
   resumeAfter,
@@ -162,6 +177,10 @@ export const snapshotSchema = z
     createdAtMs: timeMs,
     retiredAtMs: timeMs.nullable(),
     invalidReason: z.string().nullable(),
+    suspectReason: z
+      .string()
+      .nullable()
+      .describe('Set where a verification found that its layers lack pages.'),
     aliases: z.array(z.string()).readonly(),
   })
   .openapi('Snapshot');
@@ -183,6 +202,8 @@ export const layerSchema = z
     depth: z.int(),
     artifact: artifactSchema,
     createdAtMs: timeMs,
+    suspectReason: z.string().nullable(),
+    complete: z.boolean().describe('Its capture looked at every page of the VM.'),
   })
   .openapi('Layer');
 

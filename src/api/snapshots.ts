@@ -96,6 +96,20 @@ const invalidate = createRoute({
   responses: { 200: jsonAnswer(snapshotSchema, 'Marked.'), ...problemResponses },
 });
 
+const suspect = createRoute({
+  method: 'post',
+  path: '/v1/snapshots/{snapshot}/suspect',
+  tags,
+  summary:
+    'Mark a snapshot suspect, so that restores and holds need `allowSuspect`; null takes that back.',
+  middleware: needs('admin'),
+  request: {
+    params,
+    body: jsonBody(z.strictObject({ reason: z.string().min(1).max(1024).nullable() })),
+  },
+  responses: { 200: jsonAnswer(snapshotSchema, 'Marked.'), ...problemResponses },
+});
+
 const addAlias = createRoute({
   method: 'post',
   path: '/v1/aliases',
@@ -148,6 +162,10 @@ export function snapshotRoutes({ catalog, captures }: SnapshotDeps) {
     .openapi(invalidate, async (c) => {
       const { reason } = c.req.valid('json');
       return c.json(valueOf(await catalog.setInvalid(c.req.valid('param').snapshot, reason)), 200);
+    })
+    .openapi(suspect, async (c) => {
+      const { reason } = c.req.valid('json');
+      return c.json(valueOf(await catalog.setSuspect(c.req.valid('param').snapshot, reason)), 200);
     })
     .openapi(addAlias, async (c) => {
       const { alias, snapshotId: id } = c.req.valid('json');

@@ -36,6 +36,7 @@ import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { makeDurable, removeLeftovers, type LazyFile } from './staging.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
+import { foundRight, type Verification, type VerifyReport } from './verify.ts';
 import type { VmHandle } from './vm-handle.ts';
 
 /** What the stages count for the result. */
@@ -46,6 +47,7 @@ export class Counts {
   precopyRounds = 0;
   precopiedPages = 0;
   shadow: ShadowReport | null = null;
+  verify: VerifyReport | null = null;
 }
 
 export interface Composition {
@@ -62,6 +64,8 @@ export interface Composition {
   readonly freeze: Freeze;
   readonly meters: ReadonlyMap<StageName, StageMeter>;
   readonly counts: Counts;
+  /** Set where every page that the dirty set does not name is compared too. */
+  readonly verification: Verification | null;
   readonly entry: NewEntry | null;
   readonly memoryFile: LazyFile;
   /** Aborts everything before the commit point. */
@@ -133,6 +137,10 @@ export function composeStages(c: Composition): AsyncIterable<Published> {
       compressedSlabs: c.seat.compressedSlabs,
       hasParent: c.prepared.predecessor !== null,
       dedupAgainst: c.prepared.dedupAgainst,
+      verify:
+        c.verification === null
+          ? null
+          : { stack: c.verification.stack, found: (rows) => c.verification?.found(rows) },
       count: (n) => {
         c.counts.zeroPages += n.zeroPages;
         c.counts.equalPages += n.equalPages;
@@ -239,6 +247,8 @@ function dirtyBitmapStage(
   return fetchDirtyBitmap({
     pid: vm.identity.pid,
     rounds: () => ahead?.precopied.rounds ?? 0,
+    rest: (fetched, named, signal) =>
+      c.verification?.rest(fetched, named, signal) ?? Promise.resolve(null),
     countPages: (bitmap) => bitmapCount(bitmap.bits),
     fetch: async (signal) => {
       using place = await c.engine.enter('dirty-bitmap', signal);
@@ -340,6 +350,7 @@ function planOf(c: Composition): PublishPlan {
     contentId: contentId(randomUUID()),
     alias: c.request.alias ?? null,
     hold: c.entry?.hold ?? null,
+    retire: c.request.transient === true && foundRight(c.verification),
     createdAtMs: c.clock.nowMs(),
     vm: vm.vmId,
     epoch: prepared.intent.epoch,

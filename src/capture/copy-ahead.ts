@@ -29,7 +29,7 @@ export function precopyProblem(
 
 /**
  * Null where nothing is copied ahead: it is off, the source can't be asked while the VM runs, its
- * owner has paused the VM, or the dirty set is lost.
+ * owner has paused the VM, the dirty set is lost, or it is to be verified.
  *
  * @param appended resolves when everything that the rounds yielded is in the layer's file
  */
@@ -41,7 +41,7 @@ export function copyAhead(
   const { precopy, coalesce } = c.config.pipeline;
   const { round, epochs } = vm.source;
   const possible = round !== null && epochs !== null && !prepared.pausedByOwner;
-  const rounds = c.request.precopyRounds ?? precopy.rounds;
+  const rounds = c.verification === null ? (c.request.precopyRounds ?? precopy.rounds) : 0;
   if (rounds === 0 || !possible || prepared.intent.widen !== null) return null;
   const pages = pagesExact(prepared.layout.imageBytes);
   const precopied = new Precopied(prepared.parentPages, pages);

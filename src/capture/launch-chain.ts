@@ -93,7 +93,9 @@ async function localChain(
   signal: AbortSignal,
 ): Promise<LocalChain> {
   const { catalog, nodeId } = deps;
-  const request = { holdId: hold, purpose: 'vm', nodeId, target: { snapshot } };
+  // The VM runs from it already: what it lacks, the VM lacks.
+  const target = { snapshot };
+  const request = { holdId: hold, purpose: 'vm', nodeId, target, allowSuspect: true };
   const held = orThrow(await catalog.hold(request));
   if (held.contentId === null) throw new Error('an open hold names its content');
   const content = orThrow(await catalog.findContent(held.contentId));

@@ -7,6 +7,7 @@ import type { QueueGauge } from '../pipeline/queue.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import type { ShadowReport } from '../vmm/shadow.ts';
 import type { CaptureView, StageName } from './types.ts';
+import type { VerifyReport } from './verify.ts';
 
 export interface Gauges {
   /** Weight waiting in a named queue. */
@@ -31,6 +32,11 @@ export interface CaptureObserver extends Gauges {
     capture: { readonly captureId: CaptureId; readonly vmId: VmId },
     report: ShadowReport,
   ) => void;
+  /** Once for each verifying capture that came to its commit. */
+  readonly verified: (
+    capture: { readonly captureId: CaptureId; readonly vmId: VmId },
+    report: VerifyReport,
+  ) => void;
   readonly compacted: (report: CompactionReport) => void;
   /** Once for each thing that start-up had to put right. */
   readonly recovered: (what: 'resumed' | 'aborted' | 'finished' | 'published') => void;
@@ -47,6 +53,7 @@ export const silentObserver: CaptureObserver = {
   publishFailed: () => undefined,
   reached: () => undefined,
   shadowed: () => undefined,
+  verified: () => undefined,
   compacted: () => undefined,
   recovered: () => undefined,
   warn: () => undefined,

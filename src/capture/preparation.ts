@@ -35,6 +35,8 @@ export interface Prepared {
   readonly memFilePath: string;
   /** When it was prepared; asked again right before the pause. */
   readonly pausedByOwner: boolean;
+  /** The open memory parent. */
+  readonly parentStack: SharedStack | null;
   /** Set when equal pages are dropped. */
   readonly dedupAgainst: SharedStack | null;
   /** What the memory parent stores. */
@@ -125,9 +127,11 @@ async function openParent(
   of: PreparationOf,
   intent: EpochIntent,
   imageBytes: Bytes,
-): Promise<Pick<Prepared, 'dedupAgainst' | 'parentPages'>> {
+): Promise<Pick<Prepared, 'dedupAgainst' | 'parentPages' | 'parentStack'>> {
   const { memoryParent } = intent;
-  if (memoryParent === null) return { dedupAgainst: null, parentPages: 'none' };
+  if (memoryParent === null) {
+    return { parentStack: null, dedupAgainst: null, parentPages: 'none' };
+  }
   const paths = memoryParent.layers.map((layer) => layer.path);
   const stack = orThrow(await openChain(memoryParent));
   of.cleanups.useAsync(stack);
@@ -138,5 +142,6 @@ async function openParent(
   // launch parent cannot be told any more from what lies above it.
   const wide = intent.widen !== null || launchDepth < launch.length;
   const dedup = wide || wantsDedup(of, of.vm.source);
-  return { dedupAgainst: dedup ? stack.shared() : null, parentPages: pages };
+  const shared = stack.shared();
+  return { parentStack: shared, dedupAgainst: dedup ? shared : null, parentPages: pages };
 }

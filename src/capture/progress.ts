@@ -175,6 +175,7 @@ export class CaptureProgress {
       selection: intent.widen === null ? named : 'widened',
       selectionReason: intent.widen?.reason ?? null,
       shadow: counts.shadow,
+      verify: counts.verify,
       frozenMs: 0,
       totalMs: 0,
       resumeAfter: of.resumeAfter,

@@ -11,6 +11,8 @@ const planSchema = z.strictObject({
   alias: z.string().nullable(),
   /** Taken by the publish, if somebody on this node still owns it. Plans of before have none. */
   hold: z.string().transform(holdId).nullable().default(null),
+  /** Only the layer is wanted: the snapshot is retired as soon as it is published. */
+  retire: z.boolean().default(false),
   createdAtMs: z.int(),
   vm: z.string(),
   epoch: z.int(),

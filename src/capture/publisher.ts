@@ -207,6 +207,7 @@ export class Publisher {
       const known = await catalog.show(plan.snapshotId);
       if (!known.ok && known.error.kind !== 'snapshot-missing') throw new Failure(known.error);
       const snapshot = known.ok ? known.value : await this.#publish(captureId, plan, signal);
+      if (plan.retire) orThrow(await catalog.retire(snapshot.id));
       const published = { snapshotId: snapshot.id, aliasProblem: aliasProblem(plan, snapshot) };
       this.#keep(captureId, published);
       crashPoint('snapshot-catalogued');
@@ -406,6 +407,7 @@ function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
     predecessor: layer.parentUuid,
     virtualBytes: bytes(layer.virtualBytes),
     artifact: upload.artifact,
+    complete: layer.complete,
   };
 }
 

@@ -26,7 +26,7 @@ import type { FetchedSet } from '../vmm/source.ts';
 import type { Engine, Seat } from './engine.ts';
 import type { CaptureObserver } from './observer.ts';
 import { Counts, composeStages } from './compose.ts';
-import { prepare } from './preparation.ts';
+import { prepare, type Prepared } from './preparation.ts';
 import { failureOf, orThrow } from './failure.ts';
 import type { KeptResult } from './job-view.ts';
 import { LazyFile, removeLeftovers, stagingFolder } from './staging.ts';
@@ -34,6 +34,7 @@ import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { CaptureProgress } from './progress.ts';
 import type { CaptureRequest, CaptureView, ResumeAfter } from './types.ts';
+import { lostPages, Verification, type VerifyReport } from './verify.ts';
 import type { VmHandle } from './vm-handle.ts';
 
 export interface RunDeps {
@@ -173,6 +174,7 @@ export class CaptureRun {
     resources.defer(() => memoryFile.close());
     resources.use(await engine.enter('pause', signal));
     const counts = new Counts();
+    const verification = this.#verification(prepared);
     const recordSet = async (fetched: FetchedSet): Promise<void> => {
       const pages = pagesOf(fetched, prepared.intent);
       orThrow(await nodeDb.recordSetAsync(this.captureId, pages));
@@ -183,6 +185,7 @@ export class CaptureRun {
       prepared,
       seat,
       counts,
+      verification,
       freeze: this.#freeze,
       meters: this.#meters,
       signal,
@@ -199,7 +202,10 @@ export class CaptureRun {
       vmStatePath: () => this.#vmStatePath,
       fetching: () => (this.#fetchAttempted = true),
       sealing: (path) => (this.#unsealedPath = path),
-      commitEpoch: (sealed, plan) => this.#commitEpoch(sealed, plan, prepared.intent, counts),
+      commitEpoch: (sealed, plan) => {
+        counts.verify = this.#verified(verification);
+        this.#commitEpoch(sealed, plan, prepared.intent, counts);
+      },
       copied: () => this.#resumeAt('copy'),
       committed: () => this.#resumeAt('commit'),
       publishOnce: (plan, layer, stop) => this.#deps.publishOnce(this.captureId, plan, layer, stop),
@@ -219,6 +225,27 @@ export class CaptureRun {
     throw new Error('the pipeline ended without a snapshot');
   }
 
+  #verification({ parentStack: stack, parentPages }: Prepared): Verification | null {
+    const { identity } = this.vm;
+    return this.#request.verify === true
+      ? new Verification({ identity, stack, parentPages })
+      : null;
+  }
+
+  /** What was lost is on record before anything is committed on top of it. */
+  #verified(verification: Verification | null): VerifyReport | null {
+    if (verification === null) return null;
+    const report = verification.report();
+    const { nodeDb, observer } = this.#deps;
+    const lost = lostPages(report);
+    if (lost > 0) {
+      const reason = `capture ${this.captureId} found ${lost} pages that its layers had lost`;
+      orThrow(nodeDb.pagesLost(this.vm.vmId, reason));
+    }
+    observer.verified({ captureId: this.captureId, vmId: this.vm.vmId }, report);
+    return report;
+  }
+
   #commitEpoch(sealed: SealedLayer, plan: PublishPlan, intent: EpochIntent, counts: Counts): void {
     const { nodeDb } = this.#deps;
     const result = this.progress.resultOf({
@@ -233,7 +260,8 @@ export class CaptureRun {
     crashPoint('layer-sealed');
     const kept: KeptResult = { result, stages: [], vmRunning: null };
     const facts = { publishJson: JSON.stringify(plan), resultJson: JSON.stringify(kept) };
-    orThrow(nodeDb.sealed(this.captureId, sealed, facts));
+    const complete = counts.verify?.compared === 'all';
+    orThrow(nodeDb.sealed(this.captureId, { ...sealed, complete }, facts));
     crashPoint('seal-recorded');
     orThrow(nodeDb.commit(this.captureId, this.#deps.entry));
     this.#committed = true;

@@ -294,6 +294,22 @@ export class CaptureService implements Captures {
     const kept = nodeDb.setResult(run.captureId, keptJson(run.view()));
     if (!kept.ok) observer.warn('a result could not be kept', { error: kept.error });
     await this.#deleteUnneeded();
+    await this.#verifyIfDue(run);
+  }
+
+  /** `capture.verify.every`: one capture more, of its own; the next one asks again where it can't run. */
+  async #verifyIfDue(run: CaptureRun): Promise<void> {
+    const { config, nodeDb, observer } = this.#deps;
+    const { every } = config.capture.verify;
+    const { vmId } = run.vm;
+    const { status } = run.view();
+    const counts = status === 'committed' || status === 'published';
+    if (every === 0 || !counts || this.#stopping.signal.aborted || run.vm.gone) return;
+    if (this.#byVm.has(vmId) || nodeDb.countUnverified(vmId, every * 2) < every) return;
+    const request: CaptureRequest = { verify: true, transient: true, resumeAfter: 'copy' };
+    const started = await this.#startCapture(vmId, request, null);
+    if (started.ok || started.error.kind === 'capture-running') return;
+    observer.warn('a VM could not be verified', { vm: vmId, error: started.error });
   }
 
   /** As soon as node.db can be written again; recovery does it where the daemon stops before that. */

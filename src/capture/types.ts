@@ -4,6 +4,7 @@
  */
 import type { StageName } from '../stage-names.ts';
 import type { ShadowReport } from '../vmm/shadow.ts';
+import type { VerifyReport } from './verify.ts';
 import type { CaptureId, Digest, LayerUuid, SnapshotId, VmId } from '../units.ts';
 
 export type TrackingMode = 'mincore' | 'dirty' | 'pagemap';
@@ -62,6 +63,13 @@ export interface CaptureRequest {
    * refused as `precopy-unsupported` where the VM's dirty set cannot be read while it runs.
    */
   readonly precopyRounds?: number | undefined;
+  /**
+   * Compare every page that the dirty set does not name with what the memory parent reads, while the
+   * VM is paused. Nothing is copied ahead of the pause then. Default: false.
+   */
+  readonly verify?: boolean | undefined;
+  /** The daemon's own: the snapshot is retired as soon as it is published, unless pages were lost. */
+  readonly transient?: boolean | undefined;
 }
 
 export interface StageReport {
@@ -112,6 +120,11 @@ export interface CaptureResult {
    * same. Null where it is off.
    */
   readonly shadow: ShadowReport | null;
+  /**
+   * What a verifying capture found: pages that no dirty set named and that differ from the memory
+   * parent were lost before; this snapshot has them. Null where nothing was verified.
+   */
+  readonly verify: VerifyReport | null;
   /**
    * From sending the pause to the answer to the resume, milliseconds; 0 where the owner had paused
    * the VM.

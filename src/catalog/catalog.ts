@@ -29,6 +29,8 @@ export interface NewLayer {
   readonly predecessor: LayerUuid | null;
   readonly virtualBytes: Bytes;
   readonly artifact: StoredArtifact;
+  /** Its capture looked at every page: with it, the chain reads right whatever lies below. */
+  readonly complete?: boolean;
 }
 
 /** One chain head: `memory`, `rootfs`, `drive:<id>`. */
@@ -85,6 +87,8 @@ export interface Snapshot {
   readonly retiredAtMs: number | null;
   /** Set when an operator found the snapshot unfit: it resolves to an error with this reason. */
   readonly invalidReason: string | null;
+  /** Set when a verification found that pages of its VM are missing in its layers. */
+  readonly suspectReason: string | null;
   readonly aliases: readonly string[];
 }
 
@@ -117,6 +121,23 @@ export interface Layer {
   readonly depth: number;
   readonly artifact: StoredArtifact;
   readonly createdAtMs: number;
+  /** As a snapshot's: of all that needs this layer. */
+  readonly suspectReason: string | null;
+  /** As a new layer's. */
+  readonly complete: boolean;
+}
+
+export interface SuspectRequest {
+  /** Layers whose captures lost pages. */
+  readonly layers: readonly LayerUuid[];
+  readonly reason: string;
+}
+
+export interface MarkedSuspects {
+  /** All that are marked now and need one of the layers. */
+  readonly snapshots: readonly SnapshotId[];
+  /** Layers that the catalog does not have: not published yet, or deleted since. */
+  readonly unknown: readonly LayerUuid[];
 }
 
 export interface ListRequest {
@@ -154,6 +175,8 @@ export interface HoldRequest {
   readonly nodeId: NodeId;
   /** `snapshot` is refused when retired; `content` only when it is gone. */
   readonly target: { readonly snapshot: string } | { readonly content: ContentId };
+  /** A suspect snapshot is refused unless this is set. Default: false. */
+  readonly allowSuspect?: boolean | undefined;
   /** For people: `prepared`, `vm`, `capture`, `paused`, … */
   readonly purpose: string;
 }
@@ -236,10 +259,13 @@ export interface Catalog {
 
   /** One transaction: new layers, heads and a constant. All or nothing. */
   publish(request: PublishRequest): CatalogResult<PublishedSnapshot, PublishRefusals>;
-  /** By snapshot id, else by alias. Retired and invalid ones are refused: see `show`. */
+  /** By snapshot id, else by alias. Retired, invalid and suspect ones are refused: see `show`. */
   resolve(
     idOrAlias: string,
-  ): CatalogResult<ResolvedSnapshot, 'snapshot-invalid' | 'snapshot-missing' | 'snapshot-retired'>;
+  ): CatalogResult<
+    ResolvedSnapshot,
+    'snapshot-invalid' | 'snapshot-missing' | 'snapshot-retired' | 'snapshot-suspect'
+  >;
   /** Any snapshot, whatever its state. */
   show(idOrAlias: string): CatalogResult<Snapshot, 'snapshot-missing'>;
   findContent(contentId: ContentId): CatalogResult<Content, 'content-missing'>;
@@ -259,6 +285,10 @@ export interface Catalog {
    * Marks a snapshot unfit, with the reason that `resolve` then gives. Null takes the mark away.
    */
   setInvalid(idOrAlias: string, reason: string | null): CatalogResult<Snapshot, 'snapshot-missing'>;
+  /** Marks layers that lack pages, what sits on them, and the snapshots that need them. */
+  markSuspects(request: SuspectRequest): CatalogResult<MarkedSuspects>;
+  /** Marks one snapshot, or takes its mark away. Those made of it later are as their layers say. */
+  setSuspect(idOrAlias: string, reason: string | null): CatalogResult<Snapshot, 'snapshot-missing'>;
 
   hold(
     request: HoldRequest,
@@ -272,6 +302,7 @@ export interface Catalog {
     | 'snapshot-invalid'
     | 'snapshot-missing'
     | 'snapshot-retired'
+    | 'snapshot-suspect'
   >;
   /**
    * Releasing twice, or a hold whose `hold` call never arrived, succeeds; that hold can then never

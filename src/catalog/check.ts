@@ -8,6 +8,7 @@ import { Failure } from '../result.ts';
 import { CHAIN_LAYERS_MAX, isDigest } from '../units.ts';
 import type { LayerUuid } from '../units.ts';
 import type { HoldRequest, ListRequest, NewUpload, PublishRequest } from './catalog.ts';
+import type { SuspectRequest } from './catalog.ts';
 import type { CatalogRefusal, CatalogRefusalKind } from './errors.ts';
 
 const HEADS_MAX = 64;
@@ -90,6 +91,14 @@ export function checkUploads(uploads: readonly NewUpload[]): void {
     invalid('artifacts', `${uploads.length} is not 1 to ${UPLOADS_MAX}`);
   }
   uploads.forEach((upload, index) => checkUpload(`artifacts[${index}]`, upload));
+}
+
+export function checkSuspects({ layers, reason }: SuspectRequest): void {
+  if (layers.length === 0 || layers.length > CHAIN_LAYERS_MAX * HEADS_MAX) {
+    invalid('layers', `${layers.length} is not 1 to ${CHAIN_LAYERS_MAX * HEADS_MAX}`);
+  }
+  layers.forEach((uuid, index) => checkUuid(`layers[${index}]`, uuid));
+  checkText('reason', reason);
 }
 
 /** Form only; what the database says is checked in the transaction. */

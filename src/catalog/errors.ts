@@ -65,6 +65,7 @@ export type CatalogRefusal =
   | Refusal<'snapshot-invalid'>
   | Refusal<'snapshot-missing'>
   | Refusal<'snapshot-retired'>
+  | Refusal<'snapshot-suspect'>
   /**
    * Never recorded, or taken back by `forgetNode` or `abandonUploads`: store the bytes again under
    * a new key.

@@ -15,6 +15,7 @@ import * as nodes from './nodes.ts';
 import { publish } from './publish.ts';
 import { reclaimBacklog } from './reclaim.queries.ts';
 import * as snapshots from './snapshots.ts';
+import { markSuspects, setSuspect } from './suspects.ts';
 import { selectUploads } from './upload.queries.ts';
 import { findVolume, selectVolumes } from './volume.queries.ts';
 
@@ -124,10 +125,12 @@ type SnapshotCalls =
   | 'findLayers'
   | 'lineage'
   | 'list'
+  | 'markSuspects'
   | 'publish'
   | 'resolve'
   | 'retire'
   | 'setInvalid'
+  | 'setSuspect'
   | 'show';
 
 function snapshotFace(read: Run, write: Run): Pick<Catalog, SnapshotCalls> {
@@ -173,6 +176,20 @@ function snapshotFace(read: Run, write: Run): Pick<Catalog, SnapshotCalls> {
       write(
         'set-invalid',
         (tx) => snapshots.setInvalid(tx, idOrAlias, reason),
+        () => {
+          if (reason !== null) check.checkText('reason', reason);
+        },
+      ),
+    markSuspects: (request) =>
+      write(
+        'mark-suspects',
+        (tx) => markSuspects(tx, request),
+        () => check.checkSuspects(request),
+      ),
+    setSuspect: (idOrAlias, reason) =>
+      write(
+        'set-suspect',
+        (tx) => setSuspect(tx, idOrAlias, reason),
         () => {
           if (reason !== null) check.checkText('reason', reason);
         },

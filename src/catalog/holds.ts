@@ -25,13 +25,14 @@ import { findSnapshot, markRetired } from './snapshot.queries.ts';
 import { findVolume, insertVolume, removeVolume, updateBacking } from './volume.queries.ts';
 
 export async function takeHold(tx: Tx, request: HoldRequest): Promise<Hold> {
-  const { holdId, nodeId, purpose, target } = request;
+  const { holdId, nodeId, purpose, target, allowSuspect = false } = request;
   await requireNode(tx, nodeId);
   const existing = await findHold(tx, holdId);
   if (existing?.releasedAtMs != null) {
     refuse('hold-released', holdId, `hold ${holdId} was released: take another under a new id`);
   }
-  const contentId = 'content' in target ? target.content : await usableContent(tx, target.snapshot);
+  const contentId =
+    'content' in target ? target.content : await usableContent(tx, target.snapshot, allowSuspect);
   if (existing !== undefined) {
     if (existing.contentId !== contentId || existing.nodeId !== nodeId) {
       refuse('hold-conflict', holdId, `hold ${holdId} exists for another content or node`);
@@ -43,8 +44,9 @@ export async function takeHold(tx: Tx, request: HoldRequest): Promise<Hold> {
   return { id: holdId, contentId, nodeId, purpose, createdAtMs: tx.nowMs, releasedAtMs: null };
 }
 
-async function usableContent(tx: Tx, idOrAlias: string): Promise<ContentId> {
-  return requireUsable(await findSnapshotBy(tx, idOrAlias), idOrAlias).contentId;
+async function usableContent(tx: Tx, idOrAlias: string, allowSuspect: boolean): Promise<ContentId> {
+  const found = await findSnapshotBy(tx, idOrAlias);
+  return requireUsable(found, idOrAlias, { allowSuspect }).contentId;
 }
 
 async function requireContent(tx: Tx, id: ContentId): Promise<void> {

@@ -17,6 +17,10 @@ export interface LayerTable {
   readonly virtual_bytes: ColumnType<Bytes, Bytes, never>;
   readonly depth: ColumnType<number, number, never>;
   readonly created_at_ms: ColumnType<number, number, never>;
+  /** Set later, by `suspects.ts`; all else never changes. */
+  readonly suspect_reason: string | null;
+  /** 1: its capture looked at every page. */
+  readonly complete: ColumnType<number, number, never>;
 }
 
 interface LayerRow extends ArtifactFacts {
@@ -25,6 +29,8 @@ interface LayerRow extends ArtifactFacts {
   readonly virtual_bytes: Bytes;
   readonly depth: number;
   readonly layer_created_at_ms: number;
+  readonly suspect_reason: string | null;
+  readonly complete: number;
 }
 
 const layerOf = (row: Omit<LayerRow, keyof ArtifactFacts>, artifact: StoredArtifact): Layer => ({
@@ -34,6 +40,8 @@ const layerOf = (row: Omit<LayerRow, keyof ArtifactFacts>, artifact: StoredArtif
   depth: row.depth,
   artifact,
   createdAtMs: row.layer_created_at_ms,
+  suspectReason: row.suspect_reason,
+  complete: row.complete === 1,
 });
 
 const toLayer = (row: LayerRow): Layer => layerOf(row, toArtifact(row));
@@ -48,6 +56,8 @@ const layersWithArtifacts = (tx: Tx) =>
       'layer.virtual_bytes',
       'layer.depth',
       'layer.created_at_ms as layer_created_at_ms',
+      'layer.suspect_reason',
+      'layer.complete',
       'artifact.key',
       'artifact.kind',
       'artifact.digest',
@@ -69,13 +79,15 @@ export async function insertLayers(
   layers: readonly Omit<Layer, 'createdAtMs'>[],
 ): Promise<void> {
   for (const some of chunks(layers)) {
-    const rows = some.map(({ uuid, predecessor, artifact, virtualBytes, depth }) => ({
-      uuid,
-      predecessor,
-      artifact_key: artifact.key,
-      virtual_bytes: virtualBytes,
-      depth,
+    const rows = some.map((layer) => ({
+      uuid: layer.uuid,
+      predecessor: layer.predecessor,
+      artifact_key: layer.artifact.key,
+      virtual_bytes: layer.virtualBytes,
+      depth: layer.depth,
       created_at_ms: tx.nowMs,
+      suspect_reason: layer.suspectReason,
+      complete: layer.complete ? 1 : 0,
     }));
     await tx.db.insertInto('layer').values(rows).execute();
   }
@@ -92,6 +104,8 @@ export async function selectChain(tx: Tx, head: LayerUuid): Promise<Layer[]> {
     'layer.virtual_bytes',
     'layer.depth',
     'layer.created_at_ms as layer_created_at_ms',
+    'layer.suspect_reason',
+    'layer.complete',
     'layer.artifact_key as key',
   ] as const;
   const rows = await tx.db

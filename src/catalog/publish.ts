@@ -25,6 +25,7 @@ import { requireNode } from './nodes.ts';
 import { insertReclaims } from './reclaim.queries.ts';
 import { findSnapshot, insertSnapshot } from './snapshot.queries.ts';
 import { requireFreeAlias } from './snapshots.ts';
+import { inheritedMarks } from './suspects.ts';
 import { takeUploads } from './upload.queries.ts';
 
 /** `request` has passed `checkPublish`. */
@@ -40,11 +41,8 @@ export async function publish(tx: Tx, request: PublishRequest): Promise<Publishe
     }
   }
   const used = new Set<ArtifactKey>();
-  if (published === undefined) {
-    await insertNew(tx, request, fingerprint, uploads, used);
-  } else {
-    await requireSame(tx, request, fingerprint, published);
-  }
+  const snapshot = published ?? (await insertNew(tx, request, fingerprint, uploads, used));
+  if (published !== undefined) await requireSame(tx, request, fingerprint, published);
   // A snapshot that was there took its hold with it; what became of it since is no matter of ours.
   const held = published === undefined && (await takeHold(tx, request));
   const { alias } = request;
@@ -54,7 +52,6 @@ export async function publish(tx: Tx, request: PublishRequest): Promise<Publishe
     tx,
     taken.filter(({ key }) => !used.has(key)),
   );
-  const snapshot = published ?? newSnapshot(request);
   const aliases = isNew ? [...snapshot.aliases, alias].sort() : snapshot.aliases;
   return { snapshot: { ...snapshot, aliases }, created: published === undefined, held };
 }
@@ -99,6 +96,7 @@ const newSnapshot = (request: PublishRequest): Snapshot => ({
   createdAtMs: request.createdAtMs,
   retiredAtMs: null,
   invalidReason: null,
+  suspectReason: null,
   aliases: [],
 });
 
@@ -129,11 +127,11 @@ async function insertNew(
   fingerprint: string,
   uploads: ReadonlyMap<ArtifactKey, StoredArtifact>,
   used: Set<ArtifactKey>,
-): Promise<void> {
+): Promise<Snapshot> {
   if ((await findAlias(tx, request.snapshotId)) !== undefined) {
     refuse('snapshot-conflict', request.snapshotId, `${request.snapshotId} is an alias already`);
   }
-  const newLayers = await planLayers(tx, request);
+  const { planned: newLayers, marks } = await planLayers(tx, request);
   for (const { artifact } of newLayers) useUpload(artifact, uploads, used);
   const existing = await findFingerprint(tx, request.contentId, 'key-share');
   if (existing !== undefined && existing !== fingerprint) {
@@ -161,11 +159,20 @@ async function insertNew(
       artifacts: request.artifacts,
     });
   }
-  await insertSnapshot(tx, newSnapshot(request));
+  const suspectReason = request.heads.map(({ layer }) => marks.get(layer)).find((r) => r != null);
+  const snapshot = { ...newSnapshot(request), suspectReason: suspectReason ?? null };
+  await insertSnapshot(tx, snapshot);
+  return snapshot;
+}
+
+interface PlannedLayers {
+  readonly planned: readonly Omit<Layer, 'createdAtMs'>[];
+  /** Of every layer that the request names. */
+  readonly marks: ReadonlyMap<LayerUuid, string | null>;
 }
 
 /** The layers to insert, with their depths. Refuses what contradicts the catalog. */
-async function planLayers(tx: Tx, request: PublishRequest): Promise<Omit<Layer, 'createdAtMs'>[]> {
+async function planLayers(tx: Tx, request: PublishRequest): Promise<PlannedLayers> {
   const mentioned = new Set<LayerUuid>(request.heads.map(({ layer }) => layer));
   for (const { uuid, predecessor } of request.layers) {
     mentioned.add(uuid);
@@ -173,6 +180,10 @@ async function planLayers(tx: Tx, request: PublishRequest): Promise<Omit<Layer, 
   }
   const existing = await findLayers(tx, [...mentioned]);
   const known = new Map(existing.map((layer) => [layer.uuid, layer]));
+  const marks = inheritedMarks(
+    request.layers,
+    new Map(existing.map(({ uuid, suspectReason }) => [uuid, suspectReason])),
+  );
   const depths = new Map(existing.map(({ uuid, depth }) => [uuid, depth]));
   const planned: Omit<Layer, 'createdAtMs'>[] = [];
   for (const layer of request.layers) {
@@ -187,10 +198,11 @@ async function planLayers(tx: Tx, request: PublishRequest): Promise<Omit<Layer, 
       refuse('chain-too-deep', layer.uuid, `${message}; the limit is ${CHAIN_LAYERS_MAX}`);
     }
     depths.set(layer.uuid, depth);
-    planned.push({ ...layer, depth });
+    const suspectReason = marks.get(layer.uuid) ?? null;
+    planned.push({ ...layer, depth, suspectReason, complete: layer.complete === true });
   }
   for (const { layer } of request.heads) depthOf(depths, layer);
-  return planned;
+  return { planned, marks };
 }
 
 function depthOf(depths: ReadonlyMap<LayerUuid, number>, uuid: LayerUuid): number {

@@ -17,6 +17,7 @@ export interface SnapshotTable {
   readonly created_at_ms: ColumnType<number, number, never>;
   readonly retired_at_ms: number | null;
   readonly invalid_reason: string | null;
+  readonly suspect_reason: string | null;
 }
 
 interface SnapshotRow {
@@ -28,6 +29,7 @@ interface SnapshotRow {
   readonly created_at_ms: number;
   readonly retired_at_ms: number | null;
   readonly invalid_reason: string | null;
+  readonly suspect_reason: string | null;
 }
 
 const toSnapshot = (row: SnapshotRow, aliases: readonly string[]): Snapshot => ({
@@ -39,12 +41,13 @@ const toSnapshot = (row: SnapshotRow, aliases: readonly string[]): Snapshot => (
   createdAtMs: row.created_at_ms,
   retiredAtMs: row.retired_at_ms,
   invalidReason: row.invalid_reason,
+  suspectReason: row.suspect_reason,
   aliases,
 });
 
 export async function insertSnapshot(
   tx: Tx,
-  snapshot: Pick<Snapshot, 'id' | 'contentId' | 'sourceVm' | 'nodeId' | 'createdAtMs'>,
+  snapshot: Omit<Snapshot, 'state' | 'retiredAtMs' | 'invalidReason' | 'aliases'>,
 ): Promise<void> {
   await tx.db
     .insertInto('snapshot')
@@ -57,6 +60,7 @@ export async function insertSnapshot(
       created_at_ms: snapshot.createdAtMs,
       retired_at_ms: null,
       invalid_reason: null,
+      suspect_reason: snapshot.suspectReason,
     })
     .execute();
 }

@@ -40,7 +40,11 @@ export async function requireSnapshot(tx: Tx, idOrAlias: string): Promise<Snapsh
   );
 }
 
-export function requireUsable(snapshot: Snapshot | undefined, idOrAlias: string): Snapshot {
+export function requireUsable(
+  snapshot: Snapshot | undefined,
+  idOrAlias: string,
+  o: { readonly allowSuspect: boolean },
+): Snapshot {
   if (snapshot === undefined) {
     return refuse(
       'snapshot-missing',
@@ -55,11 +59,16 @@ export function requireUsable(snapshot: Snapshot | undefined, idOrAlias: string)
     const message = `snapshot ${snapshot.id} is marked invalid: ${snapshot.invalidReason}`;
     refuse('snapshot-invalid', snapshot.id, message);
   }
+  if (snapshot.suspectReason !== null && !o.allowSuspect) {
+    const message = `snapshot ${snapshot.id} is suspect: ${snapshot.suspectReason}`;
+    refuse('snapshot-suspect', snapshot.id, message);
+  }
   return snapshot;
 }
 
 export async function resolveSnapshot(tx: Tx, idOrAlias: string): Promise<ResolvedSnapshot> {
-  const snapshot = requireUsable(await findSnapshotBy(tx, idOrAlias), idOrAlias);
+  const found = await findSnapshotBy(tx, idOrAlias);
+  const snapshot = requireUsable(found, idOrAlias, { allowSuspect: false });
   const content = await findContent(tx, snapshot.contentId);
   if (content === undefined) {
     return corrupt(`snapshot ${snapshot.id} needs content ${snapshot.contentId}, which is missing`);

@@ -108,6 +108,13 @@ function captureEvents(deps: ObserverDeps): Omit<CaptureObserver, 'queue' | 'sla
       const facts = { capture: captureId, vm: vmId, report };
       logger.warn(facts, 'the VMM missed pages that its page tables show as written');
     },
+    verified({ captureId, vmId }, report) {
+      metrics.verified(report);
+      if (report.compared === 'nothing') return;
+      const facts = { capture: captureId, vm: vmId, report };
+      if (report.differing > 0) logger.error(facts, 'layers of a VM had lost pages');
+      else logger.info(facts, 'every page of a VM was compared with its layers');
+    },
     compacted(report) {
       metrics.chainCompacted({ writtenBytes: report.rewrittenBytes });
       logger.info(report, 'chain compacted');

@@ -8,6 +8,7 @@ import type { Transactions } from '../catalog/database.ts';
 import { catalogRetryable } from '../catalog/errors.ts';
 import type { OpenCatalog } from '../catalog/open.ts';
 import { ReleaseFlusher } from '../catalog/release-queue.ts';
+import { SuspectFlusher } from '../catalog/suspect-queue.ts';
 import { reopeningCatalog, type FirstTry } from '../catalog/reopening.ts';
 import type { ReopeningCatalog } from '../catalog/reopening.ts';
 import { systemClock } from '../clock.ts';
@@ -142,6 +143,13 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
     onError: (error) => logger.warn({ error }, 'releasing holds failed; they stay queued'),
   });
   cleanups.useAsync(releases);
+  const suspects = new SuspectFlusher({
+    catalog,
+    store: nodeDb,
+    clock: systemClock,
+    onError: (error) => logger.warn({ error }, 'marking suspect layers failed; they stay queued'),
+  });
+  cleanups.useAsync(suspects);
   const gc = openCollector(config, catalog, store, telemetry, logger);
   cleanups.useAsync(gc);
   // Closed before those two, which wait for what they have asked of the catalog: it resumes VMs.
@@ -149,6 +157,7 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   cleanups.defer(() => service.close());
   cleanups.defer(observeParts(telemetry, { service, nodeDb, nodeDbPath, config, catalog }));
   releases.start();
+  suspects.start();
   const catalogTried = opening.firstTry;
   return { config, catalog, catalogTried, store, nodeDb, service, gc, telemetry, logger };
 }

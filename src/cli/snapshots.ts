@@ -20,16 +20,25 @@ function snapshotRows(snapshots: readonly Snapshot[]): string {
   const rows = snapshots.map((snapshot) => [
     snapshot.id,
     snapshot.sourceVm,
-    snapshot.invalidReason === null ? snapshot.state : `${snapshot.state}, invalid`,
+    stateText(snapshot),
     timeText(snapshot.createdAtMs),
     snapshot.aliases.join(' ') || '-',
   ]);
   return table(head, rows);
 }
 
+function stateText({ state, invalidReason, suspectReason }: Snapshot): string {
+  const marks = [
+    invalidReason === null ? [] : ['invalid'],
+    suspectReason === null ? [] : ['suspect'],
+  ];
+  return [state, ...marks.flat()].join(', ');
+}
+
 function snapshotText(snapshot: Snapshot, content: Content | null): string {
   const lines = [snapshotRows([snapshot])];
   if (snapshot.invalidReason !== null) lines.push(`invalid: ${snapshot.invalidReason}`);
+  if (snapshot.suspectReason !== null) lines.push(`suspect: ${snapshot.suspectReason}`);
   if (content === null) return [...lines, 'its content has been deleted'].join('\n');
   const { manifest, heads, artifacts } = content;
   const rows = [
@@ -150,13 +159,19 @@ function holdStays(hold: HoldId, { message }: FailureDetail): void {
   );
 }
 
+interface RestoreOptions {
+  readonly output: string;
+  readonly allowSuspect?: boolean;
+}
+
 function addRestore(program: Command): void {
   program
     .command('restore')
     .description('write the files that a VMM loads: flat memory and VM state (no daemon needed)')
     .argument('<snapshot>', 'id or alias')
     .requiredOption('--output <folder>', 'where to write them; made if missing')
-    .action(async (snapshot: string, options: { output: string }, command: Command) => {
+    .option('--allow-suspect', 'also where a verification found that its layers lack pages')
+    .action(async (snapshot: string, options: RestoreOptions, command: Command) => {
       const config = configFrom(command);
       const catalog = valueOf(await openCatalog(catalogOptions(config)));
       try {
@@ -171,6 +186,7 @@ function addRestore(program: Command): void {
           {
             snapshot,
             folder: options.output,
+            allowSuspect: options.allowSuspect,
             signal: new AbortController().signal,
             onProgress: (at) => line.bar('restore', at.doneBytes, at.totalBytes),
           },

@@ -65,6 +65,14 @@ function shadowLines(shadow: CaptureResult['shadow']): string[] {
   ];
 }
 
+function verifyLines({ verify }: Partial<CaptureResult>): string[] {
+  if (verify == null) return [];
+  if (verify.compared === 'nothing') return [`  verified  nothing: ${verify.reason}`];
+  const { pages, differing } = verify;
+  const found = differing === 0 ? 'all as in the layers' : `${countText(differing)} HAD BEEN LOST`;
+  return [`  verified  ${countText(pages)} pages that no dirty set named: ${found}`];
+}
+
 function precopyLines(result: CaptureResult): string[] {
   if (result.precopyRounds === 0) return [];
   return [
@@ -89,6 +97,7 @@ export function captureText(capture: CaptureView): string {
         `${countText(result.zeroPages)} zero`,
       ...precopyLines(result),
       ...shadowLines(result.shadow),
+      ...verifyLines(result),
       `  time      ${msText(result.frozenMs)} frozen, ${msText(result.totalMs)} in all, ` +
         `resumed after ${result.resumeAfter}`,
     );
@@ -170,6 +179,7 @@ interface CaptureOptions {
   readonly alias?: string;
   readonly pauseDeadline?: number;
   readonly precopyRounds?: number;
+  readonly verify?: boolean;
   readonly idempotencyKey?: string;
   readonly wait: boolean;
 }
@@ -189,6 +199,7 @@ function withCaptureOptions(command: Command): Command {
     .option('--alias <name>', 'name the snapshot, for good')
     .option('--pause-deadline <duration>', 'longest frozen time', durationMs)
     .option('--precopy-rounds <n>', 'rounds of copying before the pause, at most', roundCount)
+    .option('--verify', 'compare every page of the VM with its layers, too')
     .option('--idempotency-key <key>', 'repeat a request safely (default: a new one)');
 }
 
@@ -198,6 +209,7 @@ const captureBody = (options: CaptureOptions) => ({
   alias: options.alias,
   pauseDeadlineMs: options.pauseDeadline,
   precopyRounds: options.precopyRounds,
+  verify: options.verify,
 });
 
 const keyHeader = (options: CaptureOptions) => ({

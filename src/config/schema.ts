@@ -151,6 +151,22 @@ const capture = z
       .max(1024)
       .prefault(16)
       .describe('Captures of all VMs that may be unfinished at once; more are refused as busy.'),
+    verify: z
+      .strictObject({
+        every: z
+          .int()
+          .min(0)
+          .max(1_000_000)
+          .prefault(0)
+          .describe(
+            'After this many captures of a VM, one more that compares every page of the paused VM ' +
+              'with its layers. Its snapshot is retired unless pages had been lost. 0: never.',
+          ),
+      })
+      .prefault({})
+      .describe(
+        'Trust in dirty sets is checked by captures of their own, with a pause of their own.',
+      ),
   })
   .describe('The run of one capture. Requests can override `resume_after` and `pause_deadline`.');
 

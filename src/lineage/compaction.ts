@@ -249,7 +249,8 @@ export class Compactor implements AsyncDisposable {
       'K1: it sits on what is below',
     );
     const generation = Math.max(...run.map((layer) => layer.generation)) + 1;
-    return ok({ layer: output.value, generation });
+    const complete = run.some((layer) => layer.complete);
+    return ok({ layer: { ...output.value, complete }, generation });
   }
 
   /** A file that cannot be removed must not keep the VM from its next compaction. */

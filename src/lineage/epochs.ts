@@ -303,7 +303,10 @@ export function commit(
   const vm = requireVm(db, job.vmId);
   assert(vm.memoryHead === job.parentUuid, 'I8: the memory parent is that of the intent');
   const { epoch } = vm;
-  addLayer(db, layer, job.parentUuid, { managed: true, published: false, epoch });
+  // A widened set selects all that may differ.
+  const complete = layer.complete === true || job.widenReason !== null;
+  const flags = { managed: true, published: false, epoch };
+  addLayer(db, { ...layer, complete }, job.parentUuid, flags);
   dropLeases(db, 'capture', captureId);
   takeLease(db, 'capture', captureId, layer.uuid, nowMs);
   if (entry !== null) {

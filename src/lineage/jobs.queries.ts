@@ -98,6 +98,7 @@ function toJob(row: JobRow): CaptureJob {
 /** Keeps what node.db uses of a sealed layer. */
 export function layerJson(layer: LayerRef): string {
   const { uuid, parentUuid, path, digest: sum, sizeBytes, virtualBytes, dataBytes } = layer;
+  const { complete = false } = layer;
   return JSON.stringify({
     uuid,
     parentUuid,
@@ -106,6 +107,7 @@ export function layerJson(layer: LayerRef): string {
     sizeBytes,
     virtualBytes,
     dataBytes: dataBytes ?? 0,
+    complete,
   });
 }
 
@@ -118,6 +120,7 @@ function parseLayer(json: string): LayerRef {
     sizeBytes: number;
     virtualBytes: number;
     dataBytes: number;
+    complete?: boolean;
   };
   return {
     uuid: layerUuid(raw.uuid),
@@ -127,6 +130,7 @@ function parseLayer(json: string): LayerRef {
     sizeBytes: bytes(raw.sizeBytes),
     virtualBytes: bytes(raw.virtualBytes),
     dataBytes: bytes(raw.dataBytes),
+    complete: raw.complete ?? false,
   };
 }
 

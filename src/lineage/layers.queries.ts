@@ -17,6 +17,8 @@ export interface LayerRef {
   readonly virtualBytes: Bytes;
   /** Guest bytes that it stores. */
   readonly dataBytes?: Bytes;
+  /** Its capture looked at every page: with it, the chain reads right whatever lies below. */
+  readonly complete?: boolean;
 }
 
 export interface LocalLayer extends LayerRef {
@@ -29,6 +31,7 @@ export interface LocalLayer extends LayerRef {
   readonly published: boolean;
   /** How often its oldest bytes were rewritten by compaction: 0 as captured. */
   readonly generation: number;
+  readonly complete: boolean;
 }
 
 /** A chain, bottom to top; its head is the last. */
@@ -52,6 +55,7 @@ interface LayerRow {
   readonly managed: number;
   readonly published: number;
   readonly generation: number;
+  readonly complete: number;
 }
 
 const toLayer = (row: LayerRow): LocalLayer => ({
@@ -66,11 +70,12 @@ const toLayer = (row: LayerRow): LocalLayer => ({
   managed: row.managed === 1,
   published: row.published === 1,
   generation: row.generation,
+  complete: row.complete === 1,
 });
 
 const columns =
   'uuid, below_uuid, depth, path, digest, size_bytes, data_bytes, virtual_bytes, managed, ' +
-  'published, generation';
+  'published, generation, complete';
 
 /** A layer that is known and not being deleted. */
 export function findLayer(db: Database, uuid: LayerUuid): LocalLayer | undefined {
@@ -169,11 +174,11 @@ export function addLayer(
   }
   run(
     db,
-    `INSERT INTO local_layer (${columns}, epoch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    `INSERT INTO local_layer (${columns}, epoch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
       ON CONFLICT (uuid) DO UPDATE SET path = excluded.path, size_bytes = excluded.size_bytes,
         data_bytes = excluded.data_bytes, virtual_bytes = excluded.virtual_bytes,
         managed = excluded.managed, published = excluded.published,
-        generation = excluded.generation, condemned_at_ms = NULL`,
+        generation = excluded.generation, complete = excluded.complete, condemned_at_ms = NULL`,
     layer.uuid,
     below,
     depth,
@@ -185,6 +190,7 @@ export function addLayer(
     flags.managed ? 1 : 0,
     flags.published ? 1 : 0,
     flags.generation ?? 0,
+    layer.complete === true ? 1 : 0,
     flags.epoch ?? null,
   );
 }

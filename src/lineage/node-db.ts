@@ -31,6 +31,8 @@ import type { PageSets } from './page-sets.ts';
 import * as releases from './releases.queries.ts';
 import type { PendingRelease } from './releases.queries.ts';
 import { bringUpToDate } from './schema.ts';
+import * as suspects from './suspects.queries.ts';
+import type { PendingSuspect } from './suspects.queries.ts';
 import * as vms from './vms.queries.ts';
 import type { AttachVm, VmRecord } from './vms.queries.ts';
 
@@ -403,6 +405,38 @@ export class NodeDb {
 
   releaseDone(hold: HoldId): Outcome<void> {
     return this.#change((db) => releases.releaseDone(db, hold));
+  }
+
+  // Layers that lack pages
+
+  /** As `suspects.queries.ts` says; the next capture widens. Returns the layers that were queued. */
+  pagesLost(vmId: VmId, reason: string): Outcome<LayerUuid[]> {
+    return this.#change((db, nowMs) => suspects.pagesLost(db, vmId, reason, nowMs));
+  }
+
+  /** Committed captures of a VM since the last that looked at every page; counted up to `limit`. */
+  countUnverified(vmId: VmId, limit: number): number {
+    return suspects.capturesSinceComplete(this.#db, vmId, limit).length;
+  }
+
+  pendingSuspects(limit: number): PendingSuspect[] {
+    return suspects.pendingSuspects(this.#db, limit);
+  }
+
+  countSuspects(): number {
+    return suspects.countSuspects(this.#db);
+  }
+
+  isUnpublished(layer: LayerUuid): boolean {
+    return layers.findLayer(this.#db, layer)?.published === false;
+  }
+
+  suspectTried(layer: LayerUuid): Outcome<void> {
+    return this.#change((db) => suspects.suspectTried(db, layer));
+  }
+
+  suspectDone(layer: LayerUuid): Outcome<void> {
+    return this.#change((db) => suspects.suspectDone(db, layer));
   }
 }
 

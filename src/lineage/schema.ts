@@ -148,8 +148,21 @@ const step4 = `
 ALTER TABLE local_layer ADD COLUMN epoch INTEGER;
 `;
 
+const step5 = `
+-- 1: the capture of the layer looked at every page, so that with it the chain reads right.
+ALTER TABLE local_layer ADD COLUMN complete INTEGER NOT NULL DEFAULT 0;
+
+-- Layers that lack pages, kept until the catalog has marked what needs them.
+CREATE TABLE suspect_queue (
+  layer_uuid TEXT PRIMARY KEY NOT NULL,
+  reason TEXT NOT NULL,
+  queued_at_ms INTEGER NOT NULL,
+  attempts INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+`;
+
 /** In order; frozen once merged. */
-export const schemaSteps: readonly string[] = [step1, step2, step3, step4];
+export const schemaSteps: readonly string[] = [step1, step2, step3, step4, step5];
 
 /** The version this program writes. */
 export const schemaVersion = schemaSteps.length;

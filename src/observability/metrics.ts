@@ -37,6 +37,13 @@ export interface ShadowPages {
   readonly shadowOnly: number;
 }
 
+/** Pages that no dirty set named, compared with what the layers read. */
+export interface VerifiedPages {
+  readonly compared: 'all';
+  readonly pages: number;
+  readonly differing: number;
+}
+
 export interface CatalogCounts {
   /** Of this node. */
   readonly openHolds: number;
@@ -79,6 +86,8 @@ export interface Metrics {
   publishFailed(kind: string): void;
   /** A fetch with a shadow check; a `ShadowReport` fits. */
   shadowed(report: ShadowPages | { readonly compared: 'nothing' }): void;
+  /** A verifying capture; a `VerifyReport` fits. */
+  verified(report: VerifiedPages | { readonly compared: 'nothing' }): void;
   chainCompacted(amounts: { readonly writtenBytes: number }): void;
   gcRun(run: {
     readonly outcome: 'done' | 'stopped' | 'failed';
@@ -168,6 +177,9 @@ function instruments(meter: Meter) {
     publishSeconds: seconds('varve_publish_seconds', 'From commit to the snapshot being visible.'),
     shadowChecks: counter('varve_shadow_checks_total', 'Shadow checks, by what was compared.'),
     shadowPages: counter('varve_shadow_pages_total', 'Pages compared, by the sources naming them.'),
+    verifications: counter('varve_verifications_total', 'Verifying captures, by outcome.'),
+    verifiedPages: counter('varve_verified_pages_total', 'Pages compared with the layers.'),
+    lostPages: counter('varve_lost_pages_total', 'Pages that layers were found to have lost.'),
     compactions: counter('varve_compactions_total', 'Merges of chain layers.'),
     compactWritten: counter('varve_compaction_written_bytes_total', 'Bytes that merges wrote.'),
     gcRuns: counter('varve_gc_runs_total', 'Garbage collections.'),
@@ -275,6 +287,9 @@ export function createMetrics(provider: MeterProvider): Metrics {
   const made = instruments(meter);
   // An alert on an increase misses the first one of a series that was not there before.
   for (const seen of ['both', 'primary', 'shadow']) made.shadowPages.add(0, { seen_by: seen });
+  for (const outcome of ['right', 'lost', 'not-compared']) made.verifications.add(0, { outcome });
+  made.verifiedPages.add(0);
+  made.lostPages.add(0);
   const parts = new Set<Observed>();
   gauges(meter, parts);
   catalogGauges(meter, parts);
@@ -334,6 +349,14 @@ function captureMetrics(made: Made) {
       made.shadowPages.add(report.both, { seen_by: 'both' });
       made.shadowPages.add(report.primaryOnly, { seen_by: 'primary' });
       made.shadowPages.add(report.shadowOnly, { seen_by: 'shadow' });
+    },
+    verified(report: VerifiedPages | { readonly compared: 'nothing' }): void {
+      const compared = report.compared === 'all';
+      const outcome = !compared ? 'not-compared' : report.differing > 0 ? 'lost' : 'right';
+      made.verifications.add(1, { outcome });
+      if (!compared) return;
+      made.verifiedPages.add(report.pages);
+      made.lostPages.add(report.differing);
     },
     chainCompacted(amounts: { readonly writtenBytes: number }): void {
       made.compactions.add(1);

@@ -37,6 +37,8 @@ export interface Materialised {
 export interface MaterialiseRequest {
   /** Snapshot id or alias. */
   readonly snapshot: string;
+  /** Read also a snapshot that is marked suspect. Default: refused. */
+  readonly allowSuspect?: boolean | undefined;
   /** Made if missing; the two files in it must not exist. */
   readonly folder: string;
   readonly signal: AbortSignal;
@@ -63,9 +65,10 @@ async function readHeld(
   hold: HoldId,
 ): Promise<Materialised> {
   const { catalog, store, nodeId } = deps;
-  const { signal, folder } = request;
+  const { signal, folder, allowSuspect } = request;
   const target = { snapshot: request.snapshot };
-  const held = orFail(await catalog.hold({ holdId: hold, nodeId, target, purpose: 'restore' }));
+  const claim = { holdId: hold, nodeId, target, purpose: 'restore', allowSuspect };
+  const held = orFail(await catalog.hold(claim));
   if (held.contentId === null) throw new Error('an open hold names its content');
   const snapshot = orFail(await catalog.show(request.snapshot));
   const content = orFail(await catalog.findContent(held.contentId));

@@ -29,11 +29,18 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
         const regions = layoutRows(set.layout);
         const limits = { regions, signal };
         const joinGapPages = mayJoin(set) ? config.joinGapPages : 0;
-        const { round } = set;
+        const { round, unnamed = false } = set;
         for (const batch of scan(set.selected, { ...config, ...limits, joinGapPages })) {
           const { rows, bytes } = batch;
           yield await meter.item(bytes, () =>
-            Promise.resolve({ kind: 'ranges' as const, rows, bytes, source: set.source, round }),
+            Promise.resolve({
+              kind: 'ranges' as const,
+              rows,
+              bytes,
+              source: set.source,
+              round,
+              unnamed,
+            }),
           );
         }
         if (set.zero === null) continue;
@@ -53,10 +60,11 @@ export function coalesceRanges(config: CoalesceConfig): Stage<SelectedSet, Range
 /**
  * A page that is read along must be there to be read: the VMM's memory file has holes between the
  * pages that it names. Where some pages are known to read zero, one of them may lie in a gap, and
- * would be stored twice; and while the VM runs, no set says what was read along.
+ * would be stored twice; and while the VM runs, no set says what was read along. Of unnamed pages
+ * each one counts.
  */
-function mayJoin({ frozen, source, zero }: SelectedSet): boolean {
-  return frozen && source.kind === 'process' && (zero === null || isEmptyBitmap(zero));
+function mayJoin({ frozen, source, zero, unnamed = false }: SelectedSet): boolean {
+  return frozen && !unnamed && source.kind === 'process' && (zero === null || isEmptyBitmap(zero));
 }
 
 interface ScanOptions extends CoalesceConfig {

@@ -30,6 +30,11 @@ export interface CompactDeps {
   readonly hasParent: boolean;
   /** What the memory parent reads, when equal pages are to be dropped. */
   readonly dedupAgainst: SharedStack | null;
+  /** Told of the pages that no dirty set named and that differ from the memory parent; null: none come. */
+  readonly verify: {
+    readonly stack: SharedStack | null;
+    readonly found: (rows: BigUint64Array) => void;
+  } | null;
   readonly count: (pages: { readonly zeroPages: number; readonly equalPages: number }) => void;
 }
 
@@ -84,8 +89,7 @@ async function compactBatch(
     bytes: batch.bytes,
     rows: batch.rows,
     keepZeros: mayShow(batch, deps),
-    // Not over a copy made ahead: a page that is as the parent's again must hide it.
-    parent: batch.round > 0 ? null : deps.dedupAgainst,
+    parent: comparedWith(batch, deps),
     compress:
       config.compression === 'none' || out === null
         ? null
@@ -97,8 +101,18 @@ async function compactBatch(
   };
   const outcome = await deps.pool.run(compactOperation, task);
   if (outcome.failure !== null) throw new Failure(outcome.failure);
-  deps.count(outcome);
+  if (batch.unnamed) deps.verify?.found(outcome.rows);
+  else deps.count(outcome);
   return segmentsOf(batch, outcome, out, deps);
+}
+
+function comparedWith(
+  batch: PageBatch & { readonly kind: 'pages' },
+  deps: CompactDeps,
+): SharedStack | null {
+  if (batch.unnamed) return deps.verify?.stack ?? null;
+  // Not over a copy made ahead: a page that is as the parent's again must hide it.
+  return batch.round > 0 ? null : deps.dedupAgainst;
 }
 
 function acquireOut(deps: CompactDeps): ReturnType<SlabHolder['acquire']> {

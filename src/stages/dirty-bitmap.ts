@@ -27,6 +27,12 @@ export interface DirtyBitmapDeps {
   readonly record: (fetched: FetchedSet) => Promise<void>;
   /** As `record`, at a time that does not hold the VM up, and before a layer is sealed. */
   readonly recordLater: (fetched: FetchedSet) => void;
+  /** The pages that no set names, where they are to be compared too; else null. */
+  readonly rest: (
+    fetched: FetchedSet,
+    named: Sets,
+    signal: AbortSignal,
+  ) => Promise<Omit<SelectedSet, 'vmStatePath' | 'round'> | null>;
   /** Where pages are read from that the fetched bytes do not cover. */
   readonly pid: number;
   /** Sets of this capture that came before. */
@@ -47,15 +53,19 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
           const fetched = await deps.fetch(signal);
           const union = deps.join(fetched);
           if (fetched.bytes.kind === 'file') await deps.record(fetched);
-          return { ...union, layout: fetched.layout, vmStatePath: fetched.vmStatePath, fetched };
+          const rest = await deps.rest(fetched, union, signal);
+          return { union, fetched, rest };
         });
         meter.end();
-        const { fetched, ...rest } = set;
-        const pages = { ...rest, round: deps.rounds(), frozen: true };
-        const source = byteSource(fetched, set.selected, deps);
-        if (source.kind === 'file') deps.staged();
+        const { union, fetched, rest } = set;
+        const { layout, vmStatePath } = fetched;
+        const of = { vmStatePath, round: deps.rounds() };
+        const source = byteSource(fetched, union.selected, deps);
+        const sets = [{ ...union, ...of, layout, source, frozen: true }];
+        if (rest !== null) sets.push({ ...rest, ...of });
+        if (source.kind === 'file' && rest === null) deps.staged();
         if (fetched.bytes.kind === 'file') {
-          yield { ...pages, source };
+          yield* sets;
           continue;
         }
         deps.recordLater(fetched);
@@ -63,7 +73,7 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
         // Thrown below: the copy has not ended before.
         confirmed.catch(() => undefined);
         try {
-          yield { ...pages, source };
+          yield* sets;
         } finally {
           await confirmed;
         }

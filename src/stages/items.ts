@@ -35,6 +35,8 @@ export interface SelectedSet {
   readonly round: number;
   /** False while the VM runs: then no page is read along that the sets do not name. */
   readonly frozen: boolean;
+  /** No dirty set names these pages: they are compared with the memory parent, to verify that. */
+  readonly unnamed?: boolean;
 }
 
 /** Pages that read zero: nothing is read for them. */
@@ -56,6 +58,8 @@ export type RangeBatch =
       readonly source: ByteSource;
       /** As in `SelectedSet`. */
       readonly round: number;
+      /** As in `SelectedSet`. */
+      readonly unnamed: boolean;
     }
   | ZeroBatch;
 
@@ -70,6 +74,8 @@ export type PageBatch =
       readonly rows: BigUint64Array;
       readonly bytes: number;
       readonly round: number;
+      /** As in `SelectedSet`. */
+      readonly unnamed: boolean;
     }
   | ZeroBatch;
 

@@ -75,8 +75,8 @@ async function readBatch(
   );
   if (outcome.error !== 0) throw readFailure(outcome, batch);
   if (!outcome.done) throw new Failure({ kind: 'cancelled', message: 'the capture was cancelled' });
-  const { bytes, round } = batch;
-  return { kind: 'pages', slab, rows: packedRows(batch.rows), bytes, round };
+  const { bytes, round, unnamed } = batch;
+  return { kind: 'pages', slab, rows: packedRows(batch.rows), bytes, round, unnamed };
 }
 
 /** The rows again, as image offset, length and offset in the slab. */

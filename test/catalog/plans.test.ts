@@ -42,6 +42,7 @@ test('no statement of a publish, a claim, a question or a collection walks a lar
   value(await again.resolve(base.snapshot));
   expect(value(await again.lineage(layerUuid(base.layer)))).toHaveLength(32);
   value(await again.findLayers([headOf(request)]));
+  value(await again.markSuspects({ layers: [headOf(request)], reason: 'pages are missing' }));
   value(await again.list({ limit: 10 }));
   value(await again.list({ limit: 10, sourceVm: 'vm-1' }));
   const target = { content: request.contentId };
