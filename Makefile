@@ -15,13 +15,14 @@ PACKAGES := build-essential python3 liblz4-dev libzstd-dev
 # What fuzzing needs on top: see `make fuzz`.
 FUZZ_PACKAGES := clang-14 libclang-rt-14-dev libssl-dev
 
-NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' 2>/dev/null) binding.gyp
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' 2>/dev/null) \
+  $(wildcard native/guest/*) binding.gyp
 TS_SOURCES := $(shell find src migrations -name '*.ts' 2>/dev/null) tsconfig.json tsconfig.build.json
 
 .PHONY: help
 help:
 	@sed -n 's/^# \{0,1\}//; 1,4p' Makefile
-	@echo 'Also: make build, make check, make lint, make bench, make native-test, make clean'
+	@echo 'Also: make build, make check, make lint, make bench, make native-test, make test-vmm, make clean'
 
 .PHONY: system
 system:
@@ -50,6 +51,12 @@ demo: build
 .PHONY: test
 test: build
 	@tools/run-tests
+
+# The same captures with a real Firecracker: make test-vmm FIRECRACKER=<path to the binary>
+.PHONY: test-vmm
+test-vmm: build
+	@test -x '$(FIRECRACKER)' || { echo 'make test-vmm FIRECRACKER=<path to the binary>'; exit 2; }
+	@VARVE_FIRECRACKER='$(abspath $(FIRECRACKER))' tools/run-tests test/selftest
 
 .PHONY: check
 check: build

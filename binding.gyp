@@ -32,6 +32,21 @@
       "type": "executable",
       "sources": ["<!@(ls native/supervisor/*.cpp)", "native/core/process.cpp", "native/core/syscalls.cpp"],
       "libraries": ["-lpthread"]
+    },
+    {
+      # The bare guest that real VMMs boot: no program of this host, so it has rules of its own.
+      "target_name": "varve-guest",
+      "type": "none",
+      "conditions": [
+        ["target_arch=='x64'", {
+          "actions": [{
+            "action_name": "guest",
+            "inputs": ["<!@(ls native/guest/*)"],
+            "outputs": ["<(PRODUCT_DIR)/varve-guest"],
+            "action": ["make", "--no-print-directory", "-C", "native/guest", "OUT=<(PRODUCT_DIR)"]
+          }]
+        }]
+      ]
     }
   ]
 }

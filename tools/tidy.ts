@@ -39,7 +39,8 @@ export const mayImport: Readonly<Record<string, readonly string[]>> = {
   restore: [...aboveLeaves, 'lineage'],
   capture: aboveStages,
   api: aboveCapture,
-  cli: [...aboveCapture, 'api', 'minivm', 'migrations'],
+  selftest: aboveCapture,
+  cli: [...aboveCapture, 'api', 'minivm', 'migrations', 'selftest'],
   main: [...aboveCapture, 'api', 'cli'],
 };
 

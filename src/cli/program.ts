@@ -8,6 +8,7 @@ import { addGc, addNode } from './gc.ts';
 import { addDoctor } from './doctor.ts';
 import { layerCommand } from './layer.ts';
 import { addMigrate } from './migrate.ts';
+import { addSelftest } from './selftest.ts';
 import { addServe } from './serve.ts';
 import { addSnapshotCommands } from './snapshots.ts';
 import { VERSION } from './version.ts';
@@ -25,6 +26,7 @@ export function buildProgram(): Command {
     .exitOverride();
   addServe(program);
   addDemo(program);
+  addSelftest(program);
   addVmCommands(program);
   addSnapshotCommands(program);
   addGc(program);
