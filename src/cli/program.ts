@@ -1,5 +1,6 @@
 /** The `varve` command line: global options, and the commands of every room. */
 import { Command, CommanderError } from 'commander';
+import { addClaimCommands } from './claims.ts';
 import { addConfigCommands } from './config.ts';
 import { exitCodeOf, exitCodes, reportError } from './context.ts';
 import { addDemo } from './demo.ts';
@@ -8,6 +9,7 @@ import { addGc, addNode } from './gc.ts';
 import { addDoctor } from './doctor.ts';
 import { layerCommand } from './layer.ts';
 import { addMigrate } from './migrate.ts';
+import { addMiniVm } from './minivm.ts';
 import { addSelftest } from './selftest.ts';
 import { addServe } from './serve.ts';
 import { addSnapshotCommands } from './snapshots.ts';
@@ -29,12 +31,14 @@ export function buildProgram(): Command {
   addSelftest(program);
   addVmCommands(program);
   addSnapshotCommands(program);
+  addClaimCommands(program);
   addGc(program);
   addFsck(program);
   addNode(program);
   program.addCommand(layerCommand().copyInheritedSettings(program));
   addMigrate(program);
   addDoctor(program);
+  addMiniVm(program);
   addConfigCommands(program);
   return program;
 }
