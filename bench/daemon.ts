@@ -44,13 +44,19 @@ export class BenchDaemon implements AsyncDisposable {
     this.#client = new Client(endpoint, undefined);
   }
 
-  /** @param sections sections of the configuration beside paths and server */
-  static async start(sections: Record<string, unknown> = {}): Promise<BenchDaemon> {
+  /**
+   * @param sections sections of the configuration beside paths and server
+   * @param paths keys of `paths` beside the state and the socket roots
+   */
+  static async start(
+    sections: Record<string, unknown> = {},
+    paths: Record<string, unknown> = {},
+  ): Promise<BenchDaemon> {
     const folder = mkdtempSync(join(process.env['BENCH_DIR'] ?? tmpdir(), 'varve-bench-'));
     const file = join(folder, 'varve.toml');
     const config = {
       server: { listen: 'off', socket: join(folder, 'varve.sock') },
-      paths: { state: join(folder, 'state'), socket_roots: [folder] },
+      paths: { state: join(folder, 'state'), socket_roots: [folder], ...paths },
       observability: { log_level: 'info' },
       ...sections,
     };
@@ -91,6 +97,15 @@ export class BenchDaemon implements AsyncDisposable {
   ): Promise<VmView> {
     const body = { socketPath: vm.socketPath, trackingMode, launchParent };
     return this.#client.call<VmView>('POST', '/v1/vms', body);
+  }
+
+  /** A VM that somebody else started, not booted yet: its tracking is turned on. */
+  attachSocket(socketPath: string, vmId: string): Promise<VmView> {
+    return this.#client.call<VmView>('POST', '/v1/vms', {
+      socketPath,
+      vmId,
+      trackingMode: 'dirty',
+    });
   }
 
   startCapture(vmId: string, request: CaptureRequest = {}): Promise<CaptureView> {

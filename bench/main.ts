@@ -3,7 +3,8 @@
  * `capture` also takes `--part full|scattered|growth|memory|health`; `epochs` takes `--part
  * chain|modes|compression|tracking|precopy` and `--plot <file.svg>`; `catalog` takes `--dialect
  * sqlite|postgres`, and `--wait`: once it is loaded it waits for a line on standard input, so that
- * the machine can be made quiet first.
+ * the machine can be made quiet first; `vmm` takes `--firecracker PATH`, and `--tmpfs FOLDER` (default
+ * /dev/shm).
  */
 import { once } from 'node:events';
 import { parseArgs } from 'node:util';
@@ -11,6 +12,7 @@ import { captureBench, captureParts, sizes as captureSizes } from './capture.ben
 import { catalogBench, sizes as catalogSizes } from './catalog.bench.ts';
 import { epochsBench, parts, sizes as epochSizes } from './epochs.bench.ts';
 import { layerBench, sizes as layerSizes } from './layer.bench.ts';
+import { vmmBench, sizes as vmmSizes } from './vmm.bench.ts';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -20,6 +22,8 @@ const { values, positionals } = parseArgs({
     plot: { type: 'string' },
     dialect: { type: 'string' },
     wait: { type: 'boolean', default: false },
+    firecracker: { type: 'string', default: process.env['VARVE_FIRECRACKER'] ?? 'firecracker' },
+    tmpfs: { type: 'string', default: '/dev/shm' },
   },
 });
 const size = values.size === 'smoke' ? 'smoke' : 'full';
@@ -41,6 +45,8 @@ const benches: Readonly<Record<string, () => Promise<void>>> = {
   epochs: () => epochsBench(epochSizes[size], print, { part, plotFile: values.plot }),
   catalog: () => catalogBench(catalogSizes[size], print, { dialects: dialects(), loaded }),
   layer: () => layerBench(layerSizes[size], print),
+  vmm: () =>
+    vmmBench(vmmSizes[size], print, { binary: values.firecracker, memoryFolder: values.tmpfs }),
 };
 const [subject = ''] = positionals;
 const bench = benches[subject];
