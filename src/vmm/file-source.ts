@@ -14,7 +14,7 @@ import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, fileExtentsInTurns } from '../native/guest.ts';
 import { assert, err, ok, systemCode, type Result } from '../result.ts';
 import { MIB, pagesExact } from '../units.ts';
-import { emptyBitmap, fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
+import { fullBitmap, isEmptyBitmap, without } from './bitmap.ts';
 import { readFaultedRanges } from './address-map.ts';
 import type { VmmClient } from './client.ts';
 import { caught, orFail, vmmError, type VmmError } from './errors.ts';
@@ -22,13 +22,11 @@ import { requireFineExtents } from './extents.ts';
 import { GuestView, ownPages, residentPages, withZeroContent } from './guest-view.ts';
 import { identityError, type ProcessIdentity } from './identity.ts';
 import { requirePaused, type SourceDeps } from './process-source.ts';
-import { fileLayout, oneRegion, singleMapping } from './region-search.ts';
-import { scanPages } from './residency.ts';
-import { sameBytes } from './sample.ts';
+import { findByContent, mayHold } from './region-proof.ts';
+import { fileLayout, oneRegion } from './region-search.ts';
 import { completeSelection, startedFromImage, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
 import { requireNoSwap, trackingNow } from './still-safe.ts';
-import { zeroInMemory } from './zero-content.ts';
 
 export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
@@ -42,7 +40,7 @@ export class FileSource implements DirtySource {
   #tracked: boolean;
   readonly #removesPages: boolean;
   readonly #readSwaps: SourceDeps['readSwaps'];
-  /** The likely layout turned out to be wrong. */
+  /** Nothing in the address space has what the memory file has. */
   #misled = false;
   /** A diff would not name every page that changed. */
   #blind = false;
@@ -77,7 +75,7 @@ export class FileSource implements DirtySource {
       orFail(await requireNoSwap(this, this.#readSwaps));
       const { layout, found } = await this.#findLayout(signal);
       if (found === 'no' && this.#needsPageTables()) orFail(err(this.#notFound()));
-      if (found !== 'no') orFail(await this.#view.backing(layout));
+      if (found === 'yes') orFail(await this.#view.backing(layout));
       this.#blind = found === 'no' && this.#removesPages;
       return ok(layout);
     });
@@ -92,20 +90,22 @@ export class FileSource implements DirtySource {
       const placed = await this.#findLayout(signal);
       await requireAbsent(memFilePath);
       await requireFineExtents(dirname(memFilePath));
-      const { layout, found } = placed;
+      const { found } = placed;
       const files = { snapshotPath: statePath, memFilePath };
       const widen = request.widen === true && this.kind === 'dirty';
       const whole = widen || (found === 'no' && (await this.#wouldMiss(request.parent)));
-      let extents = await this.#snapshot(whole ? 'Full' : 'Diff', files, layout, signal);
-      let mapped = await this.#prove(placed, memFilePath, extents);
-      if (!mapped && !whole && (await this.#needsAll(placed, request.parent))) {
+      const first = whole ? 'Full' : 'Diff';
+      let extents = await this.#snapshot(first, files, placed.layout, signal);
+      let proven = await this.#prove(placed, first, memFilePath, extents, signal);
+      if (proven === null && !whole && (await this.#needsAll(placed, request.parent))) {
         this.#blind = true;
         for (const path of [statePath, memFilePath]) await rm(path, { force: true });
-        extents = await this.#snapshot('Full', files, layout, signal);
-        mapped = await this.#prove(placed, memFilePath, await this.#mostTelling(placed, signal));
+        extents = await this.#snapshot('Full', files, placed.layout, signal);
+        proven = await this.#prove(placed, 'Full', memFilePath, extents, signal);
       }
-      if (!mapped && this.#needsPageTables()) orFail(err(this.#notFound()));
-      const view = mapped ? await this.#look(layout, extents, request) : null;
+      if (proven === null && this.#needsPageTables()) orFail(err(this.#notFound()));
+      const layout = proven ?? placed.layout;
+      const view = proven === null ? null : await this.#look(layout, extents, request);
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
       // All was asked before the memory file was made.
@@ -118,14 +118,6 @@ export class FileSource implements DirtySource {
   async #needsAll(placed: Placed, parent: FetchRequest['parent']): Promise<boolean> {
     const provable = placed.found === 'maybe' && !this.#misled;
     return (provable && this.#needsPageTables()) || (await this.#wouldMiss(parent));
-  }
-
-  /** Of a file that has all pages: those that are not zero, where the memory may be. */
-  async #mostTelling({ layout, found }: Placed, signal: AbortSignal): Promise<PageBitmap> {
-    if (found !== 'maybe') return emptyBitmap(pagesExact(layout.imageBytes));
-    const { pid } = this.#identity;
-    const resident = orFail(await scanPages(pid, layout, 'resident', signal));
-    return without(resident, orFail(await zeroInMemory(pid, layout, resident, signal)));
   }
 
   /** Without the page tables: whether pages may have changed that no diff names. */
@@ -167,14 +159,23 @@ export class FileSource implements DirtySource {
     return orFail(await withZeroContent(view, pid, extents, parent, signal));
   }
 
-  /** Compares a layout that is only likely with the memory file. */
-  async #prove(placed: Placed, path: string, extents: PageBitmap): Promise<boolean> {
-    if (placed.found !== 'maybe') return placed.found === 'yes';
-    const compared = await sameBytes(this.#identity.pid, placed.layout, path, extents);
-    if (compared === 'different') this.#misled = true;
-    if (compared !== 'same') return false;
-    orFail(this.#view.adopt(placed.layout));
-    return true;
+  /** Where the memory is, once what the memory file has was found there; null: not found. */
+  async #prove(
+    placed: Placed,
+    type: 'Full' | 'Diff',
+    path: string,
+    pages: PageBitmap,
+    signal: AbortSignal,
+  ): Promise<MemoryLayout | null> {
+    if (placed.found === 'yes') return placed.layout;
+    if (placed.found === 'no' || this.#misled) return null;
+    const vmas = orFail(await this.#view.vmas());
+    const { imageBytes } = placed.layout;
+    const samplesMax = samplesOf[type];
+    const { pid } = this.#identity;
+    const found = await findByContent({ pid, vmas, imageBytes, path, pages, samplesMax, signal });
+    if (found === 'nowhere') this.#misled = true;
+    return typeof found === 'string' ? null : orFail(this.#view.adopt(found));
   }
 
   async #choose(
@@ -238,14 +239,14 @@ export class FileSource implements DirtySource {
     }
     const ofFile = fileLayout(vmas.value, imageBytes);
     if (ofFile !== null) return { layout: orFail(this.#view.adopt(ofFile)), found: 'yes' };
-    const likely = this.#misled ? null : singleMapping(vmas.value, imageBytes);
-    return likely === null ? nowhere : { layout: likely, found: 'maybe' };
+    const isLikely = !this.#misled && mayHold(vmas.value, imageBytes);
+    return isLikely ? { ...nowhere, found: 'maybe' } : nowhere;
   }
 
   #notFound(): VmmError {
     const { socketPath } = this.#client;
     const message =
-      `the memory of the VM at ${socketPath} was not found in its address map, which tracking ` +
+      `the memory of the VM at ${socketPath} was not found in its address space, which tracking ` +
       `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here`;
     return vmmError('layout-unknown', message, { socketPath });
   }
@@ -256,9 +257,15 @@ export class FileSource implements DirtySource {
   }
 }
 
+/** Pages of a memory file that are looked at to find the memory; most of a full one may be zero. */
+const samplesOf = { Diff: 64, Full: 2048 } as const;
+
 interface Placed {
   readonly layout: MemoryLayout;
-  /** `no`: the layout is one region at address 0, for reading from the file only. */
+  /**
+   * `maybe`: its content may tell; `no`: it cannot. With both, the layout is one region at address
+   * 0, for reading from the file only.
+   */
   readonly found: 'yes' | 'maybe' | 'no';
 }
 

@@ -145,19 +145,6 @@ function mergeByDelta(vmas: readonly Vma[]): Span[] {
   return [...spans.values()].sort((a, b) => a.imageStart - b.imageStart);
 }
 
-/**
- * Anonymous memory of exactly the guest's size, where there is one such mapping and no other. A
- * candidate only: two regions may lie side by side in it, in either order.
- */
-export function singleMapping(vmas: readonly Vma[], imageBytes: number): MemoryLayout | null {
-  const fitting = vmas.filter(
-    (vma) => vma.writable && vma.file === null && Number(vma.end - vma.start) === imageBytes,
-  );
-  const [only] = fitting;
-  if (fitting.length !== 1 || only === undefined) return null;
-  return oneRegion(only.start, imageBytes);
-}
-
 export function oneRegion(host: bigint, imageBytes: number): MemoryLayout {
   const length = bytes(imageBytes);
   const imageOffset = bytes(0);

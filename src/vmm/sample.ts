@@ -4,12 +4,47 @@
  */
 import { open } from 'node:fs/promises';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
-import { bitmapCount, coalesceBatch, readProcess } from '../native/guest.ts';
+import { bitmapAnd, bitmapCount, coalesceBatch, readProcess } from '../native/guest.ts';
 import { PAGE_BYTES } from '../units.ts';
 import { emptyBitmap, hasPage, setPages } from './bitmap.ts';
 import { layoutRows } from './layout.ts';
 
 const SAMPLES_MAX = 64;
+
+/** A page of a memory file that is not zero and unlike the others of its sample. */
+export interface TellingPage {
+  /** Page of the image. */
+  readonly page: number;
+  readonly bytes: Buffer;
+}
+
+/**
+ * Pages that tell places apart, of a sample spread over a part of the image.
+ * @param pages what the file has
+ * @param part image pages, end exclusive
+ */
+export async function tellingSample(
+  path: string,
+  pages: PageBitmap,
+  part: { readonly first: number; readonly end: number },
+  samplesMax: number,
+): Promise<readonly TellingPage[]> {
+  const within = emptyBitmap(pages.pageCount);
+  setPages(within.bits, part.first, part.end - part.first);
+  bitmapAnd(within.bits, pages.bits);
+  const chosen = pagesIn(spread(within, samplesMax));
+  const bytes = await readFilePages(path, chosen);
+  return tellingPages(bytes).map((at) => ({
+    page: chosen[at] ?? 0,
+    bytes: bytes.subarray(at * PAGE_BYTES, (at + 1) * PAGE_BYTES),
+  }));
+}
+
+function pagesIn(pages: PageBitmap): readonly number[] {
+  const found: number[] = [];
+  for (let page = 0; page < pages.pageCount; page += 1) if (hasPage(pages, page)) found.push(page);
+  return found;
+}
 
 /**
  * `unknown`: no page of the sample tells places apart (all zero, or alike).
@@ -21,7 +56,7 @@ export async function sameBytes(
   path: string,
   pages: PageBitmap,
 ): Promise<'same' | 'different' | 'unknown'> {
-  const sample = spread(pages);
+  const sample = spread(pages, SAMPLES_MAX);
   const count = bitmapCount(sample.bits);
   if (count === 0) return 'unknown';
   const there = Buffer.alloc(count * PAGE_BYTES);
@@ -45,7 +80,7 @@ export async function sameBytes(
     enomemDeadlineMs: 100,
   });
   if (!read.done) return 'different';
-  const here = await readFilePages(path, rows);
+  const here = await readFilePages(path, pagesIn(sample));
   const telling = tellingPages(here);
   if (telling.length === 0) return 'unknown';
   const same = telling.every((page) => {
@@ -56,10 +91,10 @@ export async function sameBytes(
   return same ? 'same' : 'different';
 }
 
-/** Up to `SAMPLES_MAX` of the set pages, evenly over the set. */
-function spread(pages: PageBitmap): PageBitmap {
+/** Up to so many of the set pages, evenly over the set. */
+function spread(pages: PageBitmap, samplesMax: number): PageBitmap {
   const sample = emptyBitmap(pages.pageCount);
-  const step = Math.max(1, Math.ceil(bitmapCount(pages.bits) / SAMPLES_MAX));
+  const step = Math.max(1, Math.ceil(bitmapCount(pages.bits) / samplesMax));
   let seen = 0;
   for (let byte = 0; byte < pages.bits.length; byte += 1) {
     if (pages.bits[byte] === 0) continue;
@@ -72,15 +107,13 @@ function spread(pages: PageBitmap): PageBitmap {
   return sample;
 }
 
-/** The rows are one page each, ascending. */
-async function readFilePages(path: string, rows: BigUint64Array): Promise<Buffer> {
-  const count = rows.length / 3;
-  const bytes = Buffer.alloc(count * PAGE_BYTES);
+/** One after the other. */
+async function readFilePages(path: string, pages: readonly number[]): Promise<Buffer> {
+  const bytes = Buffer.alloc(pages.length * PAGE_BYTES);
   const file = await open(path, 'r');
   try {
-    for (let row = 0; row < count; row += 1) {
-      const offset = Number(rows[row * 3 + 1] ?? 0n);
-      await file.read(bytes, row * PAGE_BYTES, PAGE_BYTES, offset);
+    for (const [at, page] of pages.entries()) {
+      await file.read(bytes, at * PAGE_BYTES, PAGE_BYTES, page * PAGE_BYTES);
     }
   } finally {
     await file.close();
@@ -88,15 +121,14 @@ async function readFilePages(path: string, rows: BigUint64Array): Promise<Buffer
   return bytes;
 }
 
-/** Pages that are not zero and like no other page of the sample. */
+/** Which are not zero and like no other. */
 function tellingPages(bytes: Buffer): number[] {
-  const zero = Buffer.alloc(PAGE_BYTES);
-  const pages = Array.from({ length: bytes.length / PAGE_BYTES }, (_, page) =>
-    bytes.subarray(page * PAGE_BYTES, (page + 1) * PAGE_BYTES),
-  );
-  return pages.flatMap((page, index) => {
-    if (page.equals(zero)) return [];
-    const alone = pages.every((other, at) => at === index || !other.equals(page));
-    return alone ? [index] : [];
+  const seen = new Map<string, number>();
+  const keys = Array.from({ length: bytes.length / PAGE_BYTES }, (_, at) => {
+    const key = bytes.toString('latin1', at * PAGE_BYTES, (at + 1) * PAGE_BYTES);
+    seen.set(key, (seen.get(key) ?? 0) + 1);
+    return key;
   });
+  const zero = '\0'.repeat(PAGE_BYTES);
+  return keys.flatMap((key, at) => (key !== zero && seen.get(key) === 1 ? [at] : []));
 }
