@@ -21,6 +21,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   varve::RegisterMemory(env, exports);
   varve::RegisterProcess(env, exports);
   varve::RegisterScan(env, exports);
+  varve::RegisterThreads(env, exports);
   varve::RegisterLayerCompress(env, exports);
   varve::RegisterLayerReader(env, exports);
   varve::RegisterLayerSink(env, exports);

@@ -29,6 +29,7 @@ std::span<const Fact> ReadFacts();
 std::span<const Fact> FileFacts();
 std::span<const Fact> ScanFacts();
 std::span<const Fact> ProcessFacts();
+std::span<const Fact> ThreadFacts();
 std::span<const Fact> LayerFacts();
 
 inline void Fail(const char* file, int line, const char* what, long long left, long long right) {

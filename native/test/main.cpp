@@ -26,8 +26,8 @@ bool Wanted(const char* name, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace varve::test;
-  const std::array files{BitmapFacts(), ReadFacts(),    FileFacts(),
-                         ScanFacts(),   ProcessFacts(), LayerFacts()};
+  const std::array files{BitmapFacts(),  ReadFacts(),   FileFacts(), ScanFacts(),
+                         ProcessFacts(), ThreadFacts(), LayerFacts()};
   std::printf("seed %llu\n", static_cast<unsigned long long>(Seed()));
   int count = 0;
   for (const auto facts : files) {

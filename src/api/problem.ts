@@ -130,6 +130,7 @@ export const httpStatus = {
   'vm-exited': 409,
   'vm-id-invalid': 422,
   'vm-not-started': 409,
+  'vm-ran': 409,
   'vm-replaced': 409,
   'vm-unknown': 404,
   'vmm-bad-answer': 502,

@@ -35,6 +35,7 @@ import type { Prepared } from './preparation.ts';
 import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
 import { makeDurable, removeLeftovers, type LazyFile } from './staging.ts';
+import { standStill, type StandStill } from './stand-still.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
 import { foundRight, type Verification, type VerifyReport } from './verify.ts';
 import type { VmHandle } from './vm-handle.ts';
@@ -112,8 +113,9 @@ export function composeStages(c: Composition): AsyncIterable<Published> {
   const copyFirst = c.resumeAfter === 'copy' ? new HoldBack() : undefined;
   const freezes = (): void => copyFirst?.begin(c.seat.slabs.runsShort());
   const plan = once(() => planOf(c));
+  const still = standStill(c);
   const paused = pauseStage(c).run(one({ captureId: c.captureId }), before('pause'));
-  const frozen = dirtyBitmapStage(c, copyFirst, ahead).run(paused, before('dirty-bitmap'));
+  const frozen = dirtyBitmapStage(c, still, copyFirst, ahead).run(paused, before('dirty-bitmap'));
   if (ahead === null) freezes();
   const sets = ahead === null ? frozen : inTurn(ahead.sets, freezes, frozen);
   const ranges = coalesceRanges({
@@ -121,7 +123,7 @@ export function composeStages(c: Composition): AsyncIterable<Published> {
     batchRanges: Math.min(pipeline.coalesce.batchRanges, pipeline.read.batchIovecs),
     joinGapPages: pipeline.coalesce.joinGapPages,
   }).run(sets, before('coalesce'));
-  const pages = readStage(c, copyFirst?.copied).run(
+  const pages = readStage(c, still, copyFirst?.copied).run(
     queued(c, 'read', pipeline.coalesce.queueMax, counted(ranges, inFlight)),
     before('read'),
   );
@@ -240,6 +242,7 @@ const readsAreSent = (): Promise<void> => new Promise((resolve) => void setImmed
 
 function dirtyBitmapStage(
   c: Composition,
+  still: StandStill,
   copyFirst: HoldBack | undefined,
   ahead: CopyAhead | null,
 ): ReturnType<typeof fetchDirtyBitmap> {
@@ -254,14 +257,17 @@ function dirtyBitmapStage(
       using place = await c.engine.enter('dirty-bitmap', signal);
       void place;
       c.fetching();
-      const fetched = orThrow(
-        await vm.source.fetch({
-          statePath: prepared.statePath,
-          memFilePath: prepared.memFilePath,
-          parent: ahead?.precopied.parent ?? prepared.parentPages,
-          widen: prepared.intent.widen !== null,
-          signal,
-        }),
+      const request = {
+        statePath: prepared.statePath,
+        memFilePath: prepared.memFilePath,
+        parent: ahead?.precopied.parent ?? prepared.parentPages,
+        widen: prepared.intent.widen !== null,
+        stateSaved: still.stateSaved,
+        signal,
+      };
+      const fetched = await still.orRan(
+        async () => orThrow(await vm.source.fetch(request)),
+        signal,
       );
       noteShadow(c, fetched);
       if (fetched.bytes.kind === 'file') await c.memoryFile.open(fetched.bytes.path);
@@ -283,6 +289,7 @@ function dirtyBitmapStage(
       c.counts.precopiedPages = ahead.precopied.currentPages;
       return missing;
     },
+    stoodStill: still.stoodStill,
     staged: () => void c.copied().then(copyFirst?.copied),
   });
 }
@@ -293,7 +300,11 @@ function noteShadow(c: Composition, { shadow }: FetchedSet): void {
   c.observer.shadowed({ captureId: c.captureId, vmId: c.vm.vmId }, shadow);
 }
 
-function readStage(c: Composition, copied: (() => void) | undefined): ReturnType<typeof readPages> {
+function readStage(
+  c: Composition,
+  { stoodStill }: StandStill,
+  copied: (() => void) | undefined,
+): ReturnType<typeof readPages> {
   const { read } = c.config.pipeline;
   const { identity } = c.vm;
   return readPages(
@@ -307,6 +318,7 @@ function readStage(c: Composition, copied: (() => void) | undefined): ReturnType
         const check = identity.check();
         if (check !== 'same') throw new Failure(identityError(identity, check));
       },
+      stoodStill,
       // The workers stay free until the resume is answered: compaction would slow it down.
       copied: () => void c.copied().then(copied),
     },

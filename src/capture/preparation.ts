@@ -16,6 +16,7 @@ import { Failure } from '../result.ts';
 import { layerUuid, type Bytes, type CaptureId, type LayerUuid } from '../units.ts';
 import type { DirtySource, ParentPages } from '../vmm/source.ts';
 import { identityError } from '../vmm/identity.ts';
+import { StillGuest } from '../vmm/still-guest.ts';
 import { orThrow } from './failure.ts';
 import { openChain } from './open-chain.ts';
 import { parentPages } from './parent-pages.ts';
@@ -35,6 +36,7 @@ export interface Prepared {
   readonly memFilePath: string;
   /** When it was prepared; asked again right before the pause. */
   readonly pausedByOwner: boolean;
+  readonly still: StillGuest;
   /** The open memory parent. */
   readonly parentStack: SharedStack | null;
   /** Set when equal pages are dropped. */
@@ -104,6 +106,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
     statePath: join(folder, 'vm-state'),
     memFilePath,
     pausedByOwner,
+    still: await StillGuest.of({ pid: vm.identity.pid, clock: deps.clock }),
     ...parent,
   };
 }

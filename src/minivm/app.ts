@@ -13,7 +13,7 @@ import { vmActionRoutes } from './vm-actions.ts';
 /** The API of one VM: Firecracker's, its dialect's, and the small VM's own. */
 export function vmApi(guest: Guest): Hono {
   const app = new Hono();
-  const faults = new ScriptedFaults();
+  const faults = new ScriptedFaults(guest);
   app.use(faults.middleware());
   bootConfigRoutes(app, guest);
   vmActionRoutes(app, guest);

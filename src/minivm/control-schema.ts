@@ -89,10 +89,14 @@ export const lies = [
   'no-device-writes',
 ] as const;
 
+/** What its owner does to the VM meanwhile; the guest then writes `writes`, and has done so. */
+export const ownersActs = ['owner-resumes', 'owner-interrupts'] as const;
+
 export const faultRule = z.strictObject({
   /** `any` = every request of the VMM's API; `now` = at once, without waiting for a request. */
   on: z.enum([...operations, 'any', 'now']),
-  action: z.enum(['die', 'hang', 'refuse', 'delay', 'garbage', ...lies]),
+  /** `owner-interrupts`: resumes, and pauses again. */
+  action: z.enum(['die', 'hang', 'refuse', 'delay', 'garbage', ...lies, ...ownersActs]),
   /** Before the operation; once it is done but not answered; or after its answer (only `die`). */
   when: z.enum(['before', 'done', 'answered']).default('before'),
   /** Matching requests to let pass first: `on: 'any', skip: 4` strikes at the fifth request. */
@@ -102,6 +106,10 @@ export const faultRule = z.strictObject({
   /** Wait this long before acting. */
   afterMs: z.int().min(0).max(600_000).default(0),
   message: z.string().default('Refused by a scripted fault'),
+  /** For `owner-…`: pages that the guest fills anew. */
+  writes: z
+    .strictObject({ firstPage: page, pageCount, value: z.int().min(0).max(0xffffffff).default(1) })
+    .default({ firstPage: 0, pageCount: 1, value: 1 }),
 });
 export type FaultRule = z.infer<typeof faultRule>;
 export type FaultBody = z.input<typeof faultRule>;

@@ -1,7 +1,14 @@
 import type { Context, MiddlewareHandler, Next } from 'hono';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { jsonText, refuse } from './answer.ts';
-import { lies, type FaultRule, type LoggedRequest, type Operation } from './control-schema.ts';
+import {
+  lies,
+  ownersActs,
+  type FaultRule,
+  type LoggedRequest,
+  type Operation,
+} from './control-schema.ts';
+import type { Guest } from './guest.ts';
 import type { PageSet } from './native.ts';
 
 const REQUESTS_KEPT_MAX = 100_000;
@@ -45,6 +52,9 @@ async function answerFalsely(c: Context, lie: Lie, next: Next): Promise<void> {
   if (c.res.ok) c.res = falsify(c, lie, await c.res.text());
 }
 
+const goesOn = (action: string): boolean =>
+  action === 'delay' || (ownersActs as readonly string[]).includes(action);
+
 /** The answer as a VMM with another idea of page counts would give it. Digits stay exact. */
 function falsify(c: Context, lie: Lie, text: string): Response {
   switch (lie) {
@@ -64,7 +74,12 @@ function falsify(c: Context, lie: Lie, text: string): Response {
 /** Scripted faults of the VMM's API, and the log of its requests; `/minivm` is exempt from both. */
 export class ScriptedFaults {
   readonly requests: LoggedRequest[] = [];
+  readonly #guest: Guest;
   #armed: { readonly rule: FaultRule; seen: number }[] = [];
+
+  constructor(guest: Guest) {
+    this.#guest = guest;
+  }
 
   add(rule: FaultRule): void {
     if (rule.on === 'now') {
@@ -96,7 +111,7 @@ export class ScriptedFaults {
 
   async #answer(c: Context, rule: FaultRule | undefined, next: Next): Promise<void> {
     if (rule?.when === 'before') await this.#act(c, rule);
-    if (rule?.when !== 'before' || rule.action === 'delay') await next();
+    if (rule?.when !== 'before' || goesOn(rule.action)) await next();
     if (rule?.when === 'done') await this.#act(c, rule);
   }
 
@@ -112,11 +127,25 @@ export class ScriptedFaults {
     return struck;
   }
 
-  async #act(c: Context, { action, afterMs, message }: FaultRule): Promise<void> {
+  /** The VM runs, by its owner's request, until the guest has written; then it may be paused again. */
+  async #ownerActs({ action, writes }: FaultRule): Promise<void> {
+    const guest = this.#guest;
+    guest.resume();
+    guest.vm.program({
+      ...{ command: 'random', list: undefined, loop: false, words: 2, pagesPerSecond: 0 },
+      ...{ first: writes.firstPage, count: writes.pageCount, value: writes.value },
+    });
+    while (!guest.vm.counters().idle) await sleep(1);
+    if (action === 'owner-interrupts') guest.pause();
+  }
+
+  async #act(c: Context, rule: FaultRule): Promise<void> {
+    const { action, afterMs, message } = rule;
     if (afterMs > 0) await sleep(afterMs);
     if (action === 'die') dieNow();
     if (action === 'die' || action === 'hang') await new Promise(() => undefined);
     if (action === 'refuse') c.res = refuse(c, message);
+    if (action === 'owner-resumes' || action === 'owner-interrupts') await this.#ownerActs(rule);
     if (action === 'garbage') c.res = jsonText(c, '{"page_size": 4096, "ranges": [');
   }
 }

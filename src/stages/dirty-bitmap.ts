@@ -21,7 +21,7 @@ export interface DirtyBitmapDeps {
   readonly fetch: (signal: AbortSignal) => Promise<FetchedSet>;
   /** What this epoch's layer must hold: the set joined with the ledger. Changes nothing. */
   readonly join: (fetched: FetchedSet) => Sets;
-  /** Asks what can be asked while pages are read. */
+  /** Asks what can be asked while pages are read, or the ledger is written. */
   readonly confirm: (fetched: FetchedSet, signal: AbortSignal) => Promise<void>;
   /** Step 3 of an epoch: durable when it resolves. */
   readonly record: (fetched: FetchedSet) => Promise<void>;
@@ -38,6 +38,8 @@ export interface DirtyBitmapDeps {
   /** Sets of this capture that came before. */
   readonly rounds: () => number;
   readonly countPages: (bitmap: PageBitmap) => number;
+  /** Nothing more is read of the VM. Throws `vm-ran` where the guest ran since its state was saved. */
+  readonly stoodStill: (signal: AbortSignal) => Promise<void>;
   /** The VMM has handed out the bytes with the set: the VM may run. */
   readonly staged: () => void;
 }
@@ -52,7 +54,7 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
         const set = await meter.item(0, async () => {
           const fetched = await deps.fetch(signal);
           const union = deps.join(fetched);
-          if (fetched.bytes.kind === 'file') await deps.record(fetched);
+          if (fetched.bytes.kind === 'file') await recordAndConfirm(fetched, deps, signal);
           const rest = await deps.rest(fetched, union, signal);
           return { union, fetched, rest };
         });
@@ -63,7 +65,10 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
         const source = byteSource(fetched, union.selected, deps);
         const sets = [{ ...union, ...of, layout, source, frozen: true }];
         if (rest !== null) sets.push({ ...rest, ...of });
-        if (source.kind === 'file' && rest === null) deps.staged();
+        if (source.kind === 'file' && rest === null) {
+          await deps.stoodStill(signal);
+          deps.staged();
+        }
         if (fetched.bytes.kind === 'file') {
           yield* sets;
           continue;
@@ -80,6 +85,17 @@ export function fetchDirtyBitmap(deps: DirtyBitmapDeps): Stage<PausedVm, Selecte
       }
     },
   };
+}
+
+/** What fails first, once both have ended: the set is in the ledger even where the VM ran. */
+async function recordAndConfirm(
+  fetched: FetchedSet,
+  deps: DirtyBitmapDeps,
+  signal: AbortSignal,
+): Promise<void> {
+  const ends = await Promise.allSettled([deps.record(fetched), deps.confirm(fetched, signal)]);
+  const failed = ends.find((end) => end.status === 'rejected');
+  if (failed !== undefined) throw failed.reason;
 }
 
 /**

@@ -1,7 +1,7 @@
 /**
  * Reads a VM's memory in ascending image order, without gap or overlap within a set. In: range batches.
  * Out: slabs of bytes. Source: process_vm_readv(2), or the memory file that the VMM wrote. Fails:
- * `vm-exited`, `vm-replaced`, `unreadable-page` naming the address, `permission-denied`,
+ * `vm-exited`, `vm-replaced`, `vm-ran`, `unreadable-page` naming the address, `permission-denied`,
  * `read-unsupported`, `read-failed`; never retries.
  */
 import { constants } from 'node:os';
@@ -31,6 +31,8 @@ export interface ReadDeps {
    * after the last.
    */
   readonly checkIdentity: () => void;
+  /** Nothing more is read of the VM. Throws `vm-ran` where the guest ran since its state was saved. */
+  readonly stoodStill: (signal: AbortSignal) => Promise<void>;
   /** Everything is in slabs or staging: the VM may run. */
   readonly copied: () => void;
 }
@@ -47,6 +49,7 @@ export function readPages(config: ReadConfig, deps: ReadDeps): Stage<RangeBatch,
           : readBatch(batch, config, deps, (work) => meter.item(batch.bytes, work)),
       );
       deps.checkIdentity();
+      await deps.stoodStill(signal);
       meter.end();
       deps.copied();
     },

@@ -10,6 +10,7 @@ export type VmmErrorKind =
   | 'vmm-refused'
   | 'vmm-bad-answer'
   | 'vm-exited'
+  | 'vm-ran'
   | 'vm-replaced'
   | 'tracking-off'
   | 'tracking-unsupported'
@@ -45,6 +46,7 @@ export const vmmErrorRetryable = {
   'vmm-refused': false,
   'vmm-bad-answer': false,
   'vm-exited': false,
+  'vm-ran': true,
   'vm-replaced': false,
   'tracking-off': false,
   'tracking-unsupported': false,

@@ -83,7 +83,7 @@ export class FileSource implements DirtySource {
 
   fetch(request: FetchRequest): Promise<Result<FetchedSet, VmmError>> {
     return caught(async () => {
-      const { signal, statePath, memFilePath } = request;
+      const { signal, statePath, memFilePath, stateSaved } = request;
       assert(memFilePath !== undefined, 'dialect firecracker needs a path for the memory file');
       this.#requireSame();
       await requirePaused(this.#client, signal);
@@ -91,7 +91,7 @@ export class FileSource implements DirtySource {
       await requireAbsent(memFilePath);
       await requireFineExtents(dirname(memFilePath));
       const { found } = placed;
-      const files = { snapshotPath: statePath, memFilePath };
+      const files = { snapshotPath: statePath, memFilePath, stateSaved };
       const widen = request.widen === true && this.kind === 'dirty';
       const whole = widen || (found === 'no' && (await this.#wouldMiss(request.parent)));
       const first = whole ? 'Full' : 'Diff';
@@ -108,9 +108,16 @@ export class FileSource implements DirtySource {
       const view = proven === null ? null : await this.#look(layout, extents, request);
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
-      // All was asked before the memory file was made.
-      const confirm = (): Promise<Result<void, VmmError>> => Promise.resolve(ok(undefined));
+      const confirm = (s: AbortSignal): Promise<Result<void, VmmError>> => this.#confirm(s);
       return ok({ ...set, vmStatePath: statePath, confirm });
+    });
+  }
+
+  /** Still paused; all else was asked before the memory file was made. */
+  #confirm(signal: AbortSignal): Promise<Result<void, VmmError>> {
+    return caught(async () => {
+      await requirePaused(this.#client, signal);
+      return ok(undefined);
     });
   }
 
@@ -129,11 +136,13 @@ export class FileSource implements DirtySource {
   /** Makes the VMM's two files; returns the pages that the memory file names. */
   async #snapshot(
     type: 'Full' | 'Diff',
-    files: { readonly snapshotPath: string; readonly memFilePath: string },
+    files: SnapshotFiles & Pick<FetchRequest, 'stateSaved'>,
     layout: MemoryLayout,
     signal: AbortSignal,
   ): Promise<PageBitmap> {
-    orFail(await this.#client.createSnapshot({ type, ...files }, signal));
+    const { stateSaved, ...paths } = files;
+    orFail(await this.#client.createSnapshot({ type, ...paths }, signal));
+    await stateSaved(signal);
     return readExtents(files.memFilePath, layout, {
       socketPath: this.#client.socketPath,
       everything: type === 'Full',
@@ -259,6 +268,11 @@ export class FileSource implements DirtySource {
 
 /** Pages of a memory file that are looked at to find the memory; most of a full one may be zero. */
 const samplesOf = { Diff: 64, Full: 2048 } as const;
+
+interface SnapshotFiles {
+  readonly snapshotPath: string;
+  readonly memFilePath: string;
+}
 
 interface Placed {
   readonly layout: MemoryLayout;

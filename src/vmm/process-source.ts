@@ -106,13 +106,13 @@ export class ProcessSource implements DirtySource {
 
   fetch(request: FetchRequest): Promise<Result<FetchedSet, VmmError>> {
     return caught(async () => {
-      const { signal, statePath } = request;
+      const { signal, statePath, stateSaved } = request;
       this.#requireSame();
       // Before the set, since saving the state may still write guest memory; the VM stands still
       // for the slowest of these. Where its memory is does not change while it is paused.
       const asked = await together(
         signal,
-        (s) => this.#saveState(statePath, s),
+        (s) => this.#saveState(statePath, s).then(() => stateSaved(s)),
         (s) => this.#lookAhead(s),
       );
       if (this.epochs !== null) orFail(await this.epochs.begin(signal));
@@ -329,12 +329,15 @@ export class ProcessSource implements DirtySource {
   }
 }
 
-/** A running VM's dirty set is out of date before it arrives. */
+/** A running VM's dirty set is out of date before it arrives, and its pages newer than its state. */
 export async function requirePaused(client: VmmClient, signal: AbortSignal): Promise<void> {
   const state = orFail(await client.state(signal));
   if (state === 'Paused') return;
-  const message = `the VM at ${client.socketPath} is not paused (${state}): nothing may be read`;
-  orFail(err(vmmError('vmm-refused', message, { socketPath: client.socketPath })));
+  const { socketPath } = client;
+  const message =
+    `the VM at ${socketPath} is not paused any more (${state}): somebody resumed it; what it writes ` +
+    'is in the next capture';
+  orFail(err(vmmError('vm-ran', message, { socketPath })));
 }
 
 /** A dirty bitmap's bits are in the order of the mappings. */

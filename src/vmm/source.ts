@@ -45,6 +45,8 @@ export interface FetchRequest {
    * The epoch's dirty set was lost: select everything that may differ, whatever the bitmaps say.
    */
   readonly widen?: boolean;
+  /** Awaited as soon as the VMM has saved the VM's state, before it is asked anything else. */
+  readonly stateSaved: (signal: AbortSignal) => Promise<void>;
   readonly signal: AbortSignal;
 }
 
@@ -62,8 +64,9 @@ export interface FetchedSet {
   /** The VM state file, or null where none was written. */
   readonly vmStatePath: string | null;
   /**
-   * What is still to be asked, while pages are read already: fails where the set, the layout or the
-   * pause turns out not to hold. Call it while the VM is paused; no layer is sealed before.
+   * What is still to be asked, while pages are read already: fails where the set or the layout turns
+   * out not to hold, or the VM not to be paused (`vm-ran`). Call it while the VM is paused; no layer is
+   * sealed before.
    */
   readonly confirm: (signal: AbortSignal) => Promise<Result<void, VmmError>>;
   /** What a shadow check found; absent where none was asked for. */

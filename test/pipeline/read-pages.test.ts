@@ -39,6 +39,7 @@ test.each([
         slabs: null as unknown as SlabHolder,
         cancelSlot: 0,
         memoryFileFd: () => -1,
+        stoodStill: () => Promise.resolve(),
         checkIdentity: () => {
           const check = identity.check();
           if (check !== 'same') throw new Failure(identityError(identity, check));

@@ -49,6 +49,7 @@ export async function attach(options: LaunchOptions, swapsPath?: string): Promis
       statePath: join(directory, `state-${count}`),
       memFilePath: join(directory, `memory-${count}`),
       parent: 'none',
+      stateSaved: () => Promise.resolve(),
       signal: never,
       ...more,
     };

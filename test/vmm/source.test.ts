@@ -25,7 +25,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
     await vm.run({ pages: { pages: [0x300, 0x301, 0x7ff] } });
     await vm.deviceWrites({ pages: { pages: [0x555] } });
     const running = errorOf(await source.fetch(attached.newFetch()));
-    expect(running).toMatchObject({ kind: 'vmm-refused' });
+    expect(running.kind).toBe(dialect === 'firecracker' ? 'vm-ran' : 'vmm-refused');
     await vm.pause();
     const truth = pagesOfWords(await vm.set('dirty'), [4096]);
     const set = await attached.fetch(source);
@@ -74,7 +74,7 @@ describe.each(dialects)('dialect %s', (dialect) => {
       const set = await attached.fetch(source);
       expect(await set.confirm(never)).toEqual({ ok: true, value: undefined });
       await vm.resume();
-      expect(errorOf(await set.confirm(never)).kind).toBe('vmm-refused');
+      expect(errorOf(await set.confirm(never)).kind).toBe('vm-ran');
       await vm.pause();
       if (dialect !== 'e2b') return;
       await vm.addRegion({ guestAddress: 0x2_0000_0000n, bytes: 4 * MIB });
