@@ -11,6 +11,8 @@ export interface DemoStep {
 export interface DemoOutcome {
   readonly backend: string;
   readonly backendReason: string;
+  /** Who runs it: `the small VM`, or a Firecracker with its version. */
+  readonly vmm: string;
   readonly dialect: string;
   readonly trackingMode: string;
   readonly memoryMib: number;
@@ -65,7 +67,7 @@ export function demoReport(outcome: DemoOutcome): string {
   const onward = outcome.runsOn ? 'the restored guest runs on' : 'the restored guest does NOT run';
   const names = Math.max(...Object.keys(outcome.files).map((name) => name.length));
   return [
-    `Guest: ${outcome.memoryMib} MiB, ${guest}${why}; dialect ${outcome.dialect}, ` +
+    `Guest: ${outcome.memoryMib} MiB, ${guest}${why} of ${outcome.vmm}; dialect ${outcome.dialect}, ` +
       `tracking mode ${outcome.trackingMode}.`,
     'It kept writing during the base and epochs 1 to 3; its owner paused it for the last capture,',
     'so that every page could be compared with a second VM restored from it.',

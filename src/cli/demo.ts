@@ -9,41 +9,34 @@ import { join, resolve } from 'node:path';
 import { Option, type Command } from 'commander';
 import type { CaptureResult, CaptureView } from '../capture/types.ts';
 import { configOf } from '../config/load.ts';
-import { launchMiniVm, type MiniVm } from '../minivm/launch.ts';
 import { silentLogger } from '../observability/log.ts';
-import { materialise, type Materialised } from '../restore/materialise.ts';
+import { Cleanups } from '../pipeline/cleanups.ts';
+import { materialise } from '../restore/materialise.ts';
 import { directHolds } from '../restore/restore-hold.ts';
 import { Failure, type FailureDetail } from '../result.ts';
-import { MIB, PAGE_BYTES, nodeId, vmId, type HoldId } from '../units.ts';
+import { nodeId, vmId, type HoldId } from '../units.ts';
 import { exitCodes, globalOptions } from './context.ts';
+import { firecrackerVm, MEMORY_MIB, PAGES, smallVm, type DemoGuest } from './demo-guest.ts';
 import { demoReport, type DemoOutcome, type DemoStep } from './demo-report.ts';
 import { openParts, valueOf, type Parts } from './parts.ts';
 import { progressLine, type ProgressLine } from './progress.ts';
 import { unsupervised } from './supervise.ts';
 
-const MEMORY_MIB = 256;
-const PAGES = (MEMORY_MIB * MIB) / PAGE_BYTES;
-/** What the guest has written before the base is captured. */
-const FIRST_PAGES = 20_000;
-/** The hot set that it writes over and over while it is captured. */
-const HOT_PAGES = 8_192;
-const PAGES_PER_SECOND = 8_000;
-const DEMO_SEED = 2024;
-
 interface DemoOptions {
   readonly folder: string;
   readonly dialect: 'aenv' | 'e2b' | 'firecracker';
   readonly trackingMode: 'mincore' | 'dirty';
+  /** A real VMM, instead of the small VM. */
+  readonly firecracker?: string;
 }
 
 interface Stage extends AsyncDisposable {
   readonly parts: Parts;
-  readonly vm: MiniVm;
-  /** Short, since socket paths may not be longer than 107 bytes. */
-  readonly socketFolder: string;
+  readonly vm: DemoGuest;
 }
 
 async function setUp(options: DemoOptions): Promise<Stage> {
+  // Short, since socket paths may not be longer than 107 bytes.
   const socketFolder = mkdtempSync(join(tmpdir(), 'varve-demo-'));
   const config = configOf({
     node: { id: 'demo' },
@@ -51,7 +44,7 @@ async function setUp(options: DemoOptions): Promise<Stage> {
     memory_snapshot: { tracking_mode: options.trackingMode },
     pipeline: { slab_budget: '128MiB' },
   });
-  const stack = new AsyncStack();
+  const stack = new Cleanups();
   stack.defer(() => rmSync(socketFolder, { recursive: true, force: true }));
   try {
     const parts = await openParts({
@@ -59,37 +52,22 @@ async function setUp(options: DemoOptions): Promise<Stage> {
       logger: silentLogger(),
       supervise: unsupervised,
     });
-    stack.defer(async () => {
-      await parts[Symbol.asyncDispose]();
-    });
+    stack.useAsync(parts);
     valueOf(await parts.catalogTried);
-    const vm = await launchMiniVm({
-      id: 'demo-vm',
-      dialect: options.dialect,
-      dirtyEpochs: options.dialect !== 'firecracker' && options.trackingMode === 'dirty',
-      memoryMib: MEMORY_MIB,
-      socketPath: join(socketFolder, 'demo-vm.sock'),
-      start: false,
-    });
-    stack.defer(async () => {
-      await vm[Symbol.asyncDispose]();
-    });
-    return { parts, vm, socketFolder, [Symbol.asyncDispose]: () => stack.close() };
+    const vm = await startGuest(options, socketFolder);
+    stack.useAsync(vm);
+    return { parts, vm, [Symbol.asyncDispose]: () => stack[Symbol.asyncDispose]() };
   } catch (error) {
-    await stack.close();
+    await stack[Symbol.asyncDispose]();
     throw error;
   }
 }
 
-/** Undoes in reverse order. */
-class AsyncStack {
-  readonly #undo: (() => void | Promise<void>)[] = [];
-  defer(undo: () => void | Promise<void>): void {
-    this.#undo.push(undo);
-  }
-  async close(): Promise<void> {
-    for (const undo of this.#undo.splice(0).reverse()) await undo();
-  }
+function startGuest(options: DemoOptions, folder: string): Promise<DemoGuest> {
+  const { dialect, trackingMode, firecracker } = options;
+  if (firecracker !== undefined) return firecrackerVm(firecracker, folder);
+  const dirtyEpochs = dialect !== 'firecracker' && trackingMode === 'dirty';
+  return smallVm({ folder, dialect, dirtyEpochs });
 }
 
 const never = new AbortController().signal;
@@ -106,66 +84,18 @@ function resultOf(view: CaptureView): CaptureResult {
   return view.result;
 }
 
-const random = (seed: number) => Math.imul(seed, 0x9e3779b1) >>> 0;
-
-/** Waits until the guest has written so many pages more; it writes at a known rate. */
-async function untilWritten(vm: MiniVm, pages: number): Promise<void> {
-  const { pagesTotal } = await vm.counters();
-  for (;;) {
-    const now = await vm.counters();
-    if (now.crash !== '') throw new Error(`the guest crashed: ${now.crash}`);
-    if (now.pagesTotal - pagesTotal >= pages) return;
-  }
-}
-
 /** A base and three epochs, of a guest that never stops writing. */
 async function captureWhileWriting(stage: Stage, line: ProgressLine): Promise<DemoStep[]> {
   const { parts, vm } = stage;
   line.show('the guest writes its first pages');
-  await vm.run({ pages: { seed: DEMO_SEED, count: FIRST_PAGES }, value: 1 });
-  await vm.program({
-    pages: { seed: random(DEMO_SEED), count: HOT_PAGES },
-    value: 2,
-    loop: true,
-    pagesPerSecond: PAGES_PER_SECOND,
-  });
+  await vm.boot();
   const steps: DemoStep[] = [];
   for (const name of ['base', 'epoch 1', 'epoch 2', 'epoch 3']) {
     line.show(`capturing ${name} while the guest writes`);
-    await untilWritten(vm, 2_000);
+    await vm.writesOn();
     steps.push({ name, capture: await capture(parts, `demo-${name.replace(' ', '-')}`) });
   }
   return steps;
-}
-
-async function restoreInto(stage: Stage, files: Materialised): Promise<MiniVm> {
-  if (files.vmStatePath === null) throw new Error('the snapshot has no VM state');
-  const { memoryPath, vmStatePath } = files;
-  return launchMiniVm({
-    id: 'demo-restored',
-    socketPath: join(stage.socketFolder, 'demo-restored.sock'),
-    restore: { memoryPath, snapshotPath: vmStatePath },
-  });
-}
-
-/** Pages that differ between two paused VMs. */
-async function differences(one: MiniVm, other: MiniVm): Promise<number> {
-  const [a, b] = await Promise.all([one.hashes(0, PAGES), other.hashes(0, PAGES)]);
-  if (a.length !== PAGES || b.length !== PAGES) throw new Error('a VM has lost pages');
-  return a.reduce((sum, hash, page) => sum + (hash === b[page] ? 0 : 1), 0);
-}
-
-/** Whether the restored guest goes on from where it was. */
-async function goesOn(vm: MiniVm): Promise<boolean> {
-  const before = await vm.counters();
-  await vm.resume();
-  const deadlineMs = performance.now() + 5_000;
-  while (performance.now() < deadlineMs) {
-    const now = await vm.counters();
-    if (now.crash !== '') return false;
-    if (now.counter > before.counter) return true;
-  }
-  return false;
 }
 
 function notReleased(hold: HoldId, error: FailureDetail): never {
@@ -189,11 +119,11 @@ async function prove(stage: Stage, options: DemoOptions, line: ProgressLine) {
       onProgress: (at) => line.bar('restoring', at.doneBytes, at.totalBytes),
     },
   );
-  await using restored = await restoreInto(stage, files);
   const restoreMs = performance.now() - restoreStartedMs;
+  const { memoryPath, vmStatePath } = files;
+  if (vmStatePath === null) throw new Error('the snapshot has no VM state');
   line.show('comparing every page');
-  const differing = await differences(vm, restored);
-  const runsOn = await goesOn(restored);
+  const { differing, runsOn } = await vm.compare({ memoryPath, vmStatePath });
   await vm.resume();
   const step: DemoStep = { name: 'last (paused by owner)', capture: last };
   return { step, files, restoreMs, differing, runsOn };
@@ -210,9 +140,8 @@ export async function runDemo(options: DemoOptions): Promise<DemoOutcome> {
   await using stage = await setUp(options);
   const { parts, vm } = stage;
   // Attached before it boots, so that every write of the guest is tracked.
-  valueOf(await parts.service.attach({ socketPath: vm.socketPath, vmId: 'demo-vm' }));
-  await vm.configure({ memoryMib: MEMORY_MIB, track: true });
-  await vm.start();
+  const { socketPath } = vm;
+  const attached = valueOf(await parts.service.attach({ socketPath, vmId: 'demo-vm' }));
   const steps = await captureWhileWriting(stage, line);
   const { step, files, restoreMs, differing, runsOn } = await prove(stage, options, line);
   const { snapshotId } = resultOf(step.capture);
@@ -220,7 +149,8 @@ export async function runDemo(options: DemoOptions): Promise<DemoOutcome> {
   return {
     backend: vm.backend,
     backendReason: vm.backendReason,
-    dialect: options.dialect,
+    vmm: vm.vmm,
+    dialect: attached.dialect,
     trackingMode: options.trackingMode,
     memoryMib: MEMORY_MIB,
     pages: PAGES,
@@ -259,8 +189,14 @@ export function addDemo(program: Command): void {
         .choices(['mincore', 'dirty'])
         .default('dirty'),
     )
+    .option('--firecracker <path>', 'a real Firecracker with a bare guest, not the small VM')
     .action(async (options: DemoOptions, command: Command) => {
-      const outcome = await runDemo({ ...options, folder: resolve(options.folder) });
+      const { firecracker } = options;
+      const outcome = await runDemo({
+        ...options,
+        folder: resolve(options.folder),
+        ...(firecracker === undefined ? {} : { firecracker: resolve(firecracker) }),
+      });
       const isJson = globalOptions(command).json === true;
       const text = isJson ? JSON.stringify(outcome, null, 2) : demoReport(outcome);
       process.stdout.write(`${text}\n`);
