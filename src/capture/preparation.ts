@@ -106,9 +106,18 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
     statePath: join(folder, 'vm-state'),
     memFilePath,
     pausedByOwner,
-    still: await StillGuest.of({ pid: vm.identity.pid, clock: deps.clock }),
+    still: await stillGuest(of),
     ...parent,
   };
+}
+
+async function stillGuest({ vm, captureId, deps }: PreparationOf): Promise<StillGuest> {
+  const still = await StillGuest.of({ pid: vm.identity.pid, clock: deps.clock });
+  if (!still.counts) {
+    const what = 'whether a guest runs while it is captured can only be asked, not counted';
+    deps.observer.warn(what, { captureId, vm: vm.vmId });
+  }
+  return still;
 }
 
 /** Across daemons the size is what is known of the layout before. */

@@ -1,6 +1,6 @@
 /**
  * A capture is good only if its guest stood still from the saved state to the last byte read: what
- * is asked for that, and when (ADR 0045).
+ * is asked for that, and when (ADR 0046).
  */
 import { Failure, type FailureDetail } from '../result.ts';
 import { requirePaused } from '../vmm/process-source.ts';

@@ -3,6 +3,7 @@ import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { errnoName, pagemapScan, readProcess } from '../native/guest.ts';
+import { runsSources, threadRuns, type RunsSource } from '../native/threads.ts';
 import { PAGE_BYTES } from '../units.ts';
 import { fail, fine, warn, type Finding } from './finding.ts';
 
@@ -67,6 +68,23 @@ export function checkRead(): Promise<Finding> {
     const found = `process_vm_readv of a child: ${errnoName(read.error)}`;
     const advice = 'A container or seccomp profile forbids it: allow process_vm_readv.';
     return fail('process-read', found, advice);
+  });
+}
+
+/** What tells whether a guest ran while it was captured. */
+export function checkThreadRuns(): Promise<Finding> {
+  return withChild((_child, pid) => {
+    const told = (source: RunsSource): boolean =>
+      threadRuns(pid, pid, source, { withState: true }).error === 0;
+    const source = runsSources.find(told);
+    if (source === 'schedstat') return fine('thread-runs', 'turns of threads are counted');
+    if (source !== undefined) {
+      return fine('thread-runs', 'no schedstat: context switches are counted, a little slower');
+    }
+    const advice =
+      'Let the daemon read /proc of VMMs (hidepid). Until then a VM that its owner resumes and ' +
+      'pauses while it is captured is not noticed.';
+    return warn('thread-runs', 'threads of a child are not told of', advice);
   });
 }
 

@@ -14,7 +14,7 @@ import {
   checkSwapSpace,
   checkUserfaultfd,
 } from './doctor-host.ts';
-import { checkPagemap, checkPtrace, checkRead } from './doctor-process.ts';
+import { checkPagemap, checkPtrace, checkRead, checkThreadRuns } from './doctor-process.ts';
 import { checkCatalog, checkFolders, checkListen, checkSocketRoots } from './doctor-storage.ts';
 import { fail, fine, type Finding } from './finding.ts';
 
@@ -41,7 +41,11 @@ export async function examine(config: Config): Promise<readonly Finding[]> {
   const addon = checkAddon();
   const needsAddon =
     addon.level === 'ok'
-      ? [await safely('process-read', checkRead), await safely('pagemap', checkPagemap)]
+      ? [
+          await safely('process-read', checkRead),
+          await safely('pagemap', checkPagemap),
+          await safely('thread-runs', checkThreadRuns),
+        ]
       : [];
   return [
     await safely('kernel', checkKernel),

@@ -1,6 +1,6 @@
 /**
  * Whether the guest stood still from the moment its VM's state was saved until the last of its bytes
- * was read (ADR 0045). A state of Paused cannot tell: its owner may have let it run and stopped it
+ * was read (ADR 0046). A state of Paused cannot tell: its owner may have let it run and stopped it
  * again. So the turns of the VMM's vCPU threads on processors are compared: the thread of a paused
  * vCPU waits, and does not get one turn.
  *

@@ -120,10 +120,10 @@ class Played {
     const { vm, harness, by } = this;
     const what = `${act} ${name}`;
     await vm.resume();
-    await vm.run({ pages: { firstPage: 1000, pageCount: 3000 }, words: 2, value: ++this.#value });
+    await vm.run({ pages: { firstPage: 500, pageCount: 1500 }, words: 2, value: ++this.#value });
     if (by === 'owner') await vm.pause();
     const before = await allBytes(vm);
-    const pages = { firstPage: 1500, pageCount: 2500 };
+    const pages = { firstPage: 900, pageCount: 1100 };
     const value = ++this.#value;
     if (at === undefined) {
       atStep(name, async () => {
@@ -172,9 +172,9 @@ test.each(cases)(
   async ({ backend, dialect, by }) => {
     // Slabs hold less than is read: pages are read after the first are appended.
     await using harness = await Harness.make({
-      pipeline: { slab_budget: '4MiB', slab_bytes: '1MiB', coalesce: { batch_bytes: '1MiB' } },
+      pipeline: { slab_budget: '2MiB', slab_bytes: '256KiB', coalesce: { batch_bytes: '256KiB' } },
     });
-    await using vm = await harness.vm({ dialect, backend, memoryMib: 16 });
+    await using vm = await harness.vm({ dialect, backend, memoryMib: 8 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
     await harness.published(vmId);
     const played = new Played(harness, vm, vmId, by);
