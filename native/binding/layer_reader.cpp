@@ -201,8 +201,9 @@ class ReaderBinding final : public Napi::ObjectWrap<ReaderBinding> {
     const std::uint64_t bytes_max = args.Whole(2, "bytesMax");
     const std::uint64_t rows_max = args.Whole(3, "rowsMax");
     const bool with_zeroed = info[4].ToBoolean();
+    const bool past_end = info[5].ToBoolean();
     if (!args.ok()) return info.Env().Undefined();
-    const auto rows = reader_->NextRows(cursor, bytes_max, rows_max, with_zeroed);
+    const auto rows = reader_->NextRows(cursor, bytes_max, rows_max, with_zeroed, past_end);
     Napi::Object o = Napi::Object::New(info.Env());
     o.Set("rows", RowsValue(info.Env(), rows));
     Put(o, "entry", static_cast<double>(cursor.entry));

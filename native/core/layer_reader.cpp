@@ -167,22 +167,24 @@ std::vector<LayerRow> StackReader::KeepShadowing(std::span<const LayerRow> rows)
 }
 
 std::vector<LayerRow> StackReader::NextRows(RowCursor& cursor, std::uint64_t bytes_max,
-                                            std::size_t rows_max, bool with_zeroed) const {
+                                            std::size_t rows_max, bool with_zeroed,
+                                            bool past_end) const {
   const auto entries = pack_.entries();
-  const std::uint64_t virtual_bytes = pack_.virtual_bytes();
+  // No image is larger than kVirtualBytesMax: what lies further out is never uncovered.
+  const std::uint64_t limit = past_end ? kVirtualBytesMax : pack_.virtual_bytes();
   std::vector<LayerRow> rows;
   std::uint64_t used = 0;
   while (cursor.entry < entries.size() && used < bytes_max && rows.size() < rows_max) {
     const IndexEntry& entry = entries[cursor.entry];
     const std::uint64_t start = std::max(cursor.sector, entry.offset()) * kSectorBytes;
-    std::uint64_t end = std::min(entry.end() * kSectorBytes, virtual_bytes);
+    std::uint64_t end = std::min(entry.end() * kSectorBytes, limit);
     const bool skip = start >= end || (entry.zeroed() && !with_zeroed);
     if (!skip) {
       if (!entry.zeroed()) end = std::min(end, start + (bytes_max - used));
       rows.push_back({start, end - start, entry.zeroed() ? kZeroedRow : used});
       if (!entry.zeroed()) used += end - start;
     }
-    if (!skip && end < entry.end() * kSectorBytes && end < virtual_bytes) {
+    if (!skip && end < entry.end() * kSectorBytes && end < limit) {
       cursor.sector = end / kSectorBytes;
     } else {
       ++cursor.entry;

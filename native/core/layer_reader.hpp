@@ -48,9 +48,10 @@ class StackReader {
                      std::span<std::uint8_t> equal, const std::int32_t* cancel) noexcept;
 
   // The next rows of the merged index from `cursor`: data rows take slab offsets one after the
-  // other up to `bytes_max`; zeroed rows only `with_zeroed`. Nothing past the virtual size.
-  std::vector<LayerRow> NextRows(RowCursor& cursor, std::uint64_t bytes_max,
-                                 std::size_t rows_max, bool with_zeroed) const;
+  // other up to `bytes_max`; zeroed rows only `with_zeroed`. Rows past the virtual size, which a
+  // larger layer on top would uncover, only `past_end`.
+  std::vector<LayerRow> NextRows(RowCursor& cursor, std::uint64_t bytes_max, std::size_t rows_max,
+                                 bool with_zeroed, bool past_end) const;
 
   // Keeps of each zeroed row only what lies over data here; data rows stay as they are.
   std::vector<LayerRow> KeepShadowing(std::span<const LayerRow> rows) const;

@@ -45,12 +45,16 @@ type FlattenError = LayerReadError | LayerWriteError;
 export function* rowSteps(
   reader: NativeStackReader,
   stepBytes: number,
-  withZeroed: boolean,
+  o: {
+    readonly withZeroed: boolean;
+    /** Also rows past the stack's size, which a larger layer on top would uncover. */
+    readonly pastEnd: boolean;
+  },
 ): Generator<BigUint64Array> {
   let entry = 0;
   let sector = 0;
   for (;;) {
-    const next = reader.nextRows(entry, sector, stepBytes, ROWS_MAX, withZeroed);
+    const next = reader.nextRows(entry, sector, stepBytes, ROWS_MAX, o.withZeroed, o.pastEnd);
     if (next.rows.length === 0) return;
     yield next.rows;
     entry = next.entry;
@@ -88,7 +92,7 @@ async function copyRows(
   const running: Promise<void>[] = [Promise.resolve(), Promise.resolve()];
   let step = 0;
   try {
-    for (const rows of rowSteps(reader, STEP_BYTES, false)) {
+    for (const rows of rowSteps(reader, STEP_BYTES, { withZeroed: false, pastEnd: false })) {
       const turn = step % 2;
       await running[turn];
       if (options.signal.aborted) throw new Failure(cancelled(options.path));

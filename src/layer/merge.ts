@@ -1,7 +1,8 @@
 /**
- * Merges a run of layers into one that reads the same above whatever the run sat on. Zeroed
- * segments that still hide something below stay; in a base, none do. Memory is bounded by the
- * merged index and a few slabs.
+ * Merges a run of layers into one that reads the same above whatever the run sat on, and below
+ * whatever comes on top: data past the size of the run's top layer stays, since a larger layer uncovers
+ * it. Zeroed segments that still hide something below stay; in a base, none do. Memory is bounded by
+ * the merged index and a few slabs.
  */
 import type { Result } from '../result.ts';
 import { err, Failure, ok } from '../result.ts';
@@ -61,7 +62,7 @@ async function writeMerged(
     options.parentUuid === undefined ? (bottom?.parentUuid ?? null) : options.parentUuid;
   const isBase = options.below === undefined ? parentUuid === null : options.below.length === 0;
   const reader = run.nativeReader();
-  const steps = rowSteps(reader, STEP_BYTES, !isBase);
+  const steps = rowSteps(reader, STEP_BYTES, { withZeroed: !isBase, pastEnd: true });
   const readBefore = reader.fileBytesRead();
   await using writer = await LayerWriter.create({
     path: options.output,

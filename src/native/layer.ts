@@ -128,6 +128,8 @@ export interface NativeStackReader {
     bytesMax: number,
     rowsMax: number,
     withZeroed: boolean,
+    /** Also what only a larger layer on top would uncover. */
+    pastEnd: boolean,
   ): { readonly rows: BigUint64Array; readonly entry: number; readonly sector: number };
   compare(
     slab: Uint8Array,
