@@ -52,10 +52,10 @@ Outcome ResumeUntilAnswered(const PausedVm& vm, std::uint64_t give_up_ns) {
         return Outcome::kResumed;
       case Answer::kGone:
         return Outcome::kGone;
+      // Neither is proof that the VM stands: an answer may be lost, or speak of what came later.
       case Answer::kRefused:
-        if (AskState(vm, NowNs() + kRequestNs) == VmState::kRunning) return Outcome::kResumed;
-        break;
       case Answer::kFailed:
+        if (AskState(vm, NowNs() + kRequestNs) == VmState::kRunning) return Outcome::kResumed;
         break;
     }
     SleepNs(kRetryNapNs);
