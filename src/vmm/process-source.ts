@@ -225,7 +225,9 @@ export class ProcessSource implements DirtySource {
     const view = looked ?? (await look(layout, signal));
     if (this.epochs !== null) {
       const removed = await this.#removed(layout, signal);
-      return { layout, ...completeSelection(dirty, view, parent, removed) };
+      // The VMM says which pages are removed; whether the kernel shows it too is another matter.
+      const told = { ...view, zeroMapped: emptyBitmap(dirty.pageCount) };
+      return { layout, ...completeSelection(dirty, told, parent, removed) };
     }
     const { pid } = this.#identity;
     const seen = orFail(await withZeroContent(view, pid, dirty, parent, signal));

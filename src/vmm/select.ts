@@ -10,7 +10,9 @@
  * | faulted   | what its fault handler gives   | selected, where a layer above that stores it  |
  * | shared    | unknown: others may write it   | left to the dirty set                         |
  *
- * A removed page that the guest has read since is there again, as the kernel's zero page: `zero`.
+ * A removed page that the guest has read since is there again, as the kernel's zero page: `zero`. A VMM with
+ * epochs of its own says itself which pages were removed and not written since; the kernel is not asked
+ * then, so that the sets are the same on every kernel.
  *
  * Without a memory parent there is nothing to leave a page to: then all that a file or a fault handler
  * backs is selected, written or not.

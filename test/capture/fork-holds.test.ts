@@ -56,7 +56,7 @@ interface Forked {
 }
 
 async function sourceOf(harness: Harness): Promise<{ source: MiniVm; vmId: VmId }> {
-  const source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  const source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
   await source.run({ pages: { firstPage: 2000, pageCount: 50 }, value: 1 });
   return { source, vmId };
@@ -64,7 +64,7 @@ async function sourceOf(harness: Harness): Promise<{ source: MiniVm; vmId: VmId 
 
 /** Every child must start. */
 async function forkOf(harness: Harness, vmId: VmId, count: number): Promise<Forked> {
-  const options = { dialect: 'aenv', start: false, backend: 'thread' } as const;
+  const options = { dialect: 'aenv', start: false } as const;
   const minis = await Promise.all(Array.from({ length: count }, () => harness.vm(options)));
   const children = minis.map(({ socketPath }) => ({ socketPath }));
   const request = { children, resumeAfter: 'commit' as const };
@@ -263,7 +263,7 @@ test('captures of children are published before their source is, and bring its l
   expect(order).toEqual([...made.map(({ result }) => result.snapshotId), late]);
   for (const { expected, result } of made) {
     expect(result.predecessor).toBe(view.capture.result?.layer);
-    await using copy = await harness.restore(result.snapshotId, { backend: 'thread' });
+    await using copy = await harness.restore(result.snapshotId);
     expect(firstDifference(await allHashes(copy), expected)).toBeNull();
     await expectWholeManifest(harness, result.snapshotId);
   }
@@ -328,7 +328,7 @@ test('a fork’s snapshot that is retired stays while a child lives, and goes af
   await mini.run({ pages: { firstPage: 3000, pageCount: 5 }, value: 2 });
   const expected = await allHashes(mini);
   const next = await harness.published(child);
-  await using copy = await harness.restore(next.snapshotId, { backend: 'thread' });
+  await using copy = await harness.restore(next.snapshotId);
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
   valueOf(await harness.catalog.retire(next.snapshotId));
   for (const id of ids) valueOf(await harness.service.detach(id));
@@ -409,7 +409,7 @@ test.each(['the daemon started again', 'its source was detached'] as const)(
       await harness.stop();
       await harness.start();
     }
-    await using mini = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+    await using mini = await harness.vm({ dialect: 'aenv', start: false });
     const children = [{ socketPath: mini.socketPath }];
     const again = valueOf(await harness.service.fork(vmId, { ...request, children }));
     expect(again.capture.captureId).toBe(first.capture.captureId);
@@ -447,7 +447,7 @@ test('a fork of a VM that is found again while its alias is asked for is a fork 
     await from.clearFaults();
     await until(() => harness.service.getVm(vmId)?.state === 'attached');
   };
-  await using mini = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+  await using mini = await harness.vm({ dialect: 'aenv', start: false });
   const children = [{ socketPath: mini.socketPath }];
   const request = { children, alias: 'golden', resumeAfter: 'commit' } as const;
   const made = valueOf(await harness.service.fork(vmId, request));

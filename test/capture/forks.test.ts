@@ -55,9 +55,9 @@ test('children of a fork start as the source was, then go their own ways; one th
 
 test('a child that is not resumed at once is resumed later; one that never is, is not kept', async () => {
   await using harness = await Harness.make();
-  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
-  const options = { dialect: 'aenv', start: false, backend: 'thread' } as const;
+  const options = { dialect: 'aenv', start: false } as const;
   await using late = await harness.vm(options);
   await using stuck = await harness.vm(options);
   await late.fault({ on: 'resume', action: 'refuse' });
@@ -87,9 +87,9 @@ test('a child that is not resumed at once is resumed later; one that never is, i
 
 test('a child that can neither be resumed nor taken off the record is told as both', async () => {
   await using harness = await Harness.make();
-  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
-  await using stuck = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+  await using stuck = await harness.vm({ dialect: 'aenv', start: false });
   await stuck.fault({ on: 'resume', action: 'refuse', times: 0 });
   const io = { kind: 'node-db-io', message: 'not now' } as const;
   using detach = vi.spyOn(NodeDb.prototype, 'detachVm').mockReturnValueOnce(err(io));
@@ -102,10 +102,10 @@ test('a child that can neither be resumed nor taken off the record is told as bo
 
 test('a VM that was attached to a snapshot stays so where the end of the restore is not recorded', async () => {
   await using harness = await Harness.make();
-  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
   const { snapshotId, layer } = await harness.published(vmId);
-  await using copy = await harness.restore(snapshotId, { backend: 'thread' });
+  await using copy = await harness.restore(snapshotId);
   const io = { kind: 'node-db-io', message: 'not now' } as const;
   using end = vi.spyOn(NodeDb.prototype, 'endNeed').mockReturnValueOnce(err(io));
   const attached = await harness.attach(copy, { launchParent: snapshotId });
@@ -120,7 +120,7 @@ test('a VM that was attached to a snapshot stays so where the end of the restore
 
 test('an entry does not end before its capture has, though the daemon stops', async () => {
   await using harness = await Harness.make();
-  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
   // The capture waits for this answer, whatever else it is told.
   await source.fault({ on: 'pause', action: 'delay', afterMs: 500 });

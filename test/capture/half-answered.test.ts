@@ -26,7 +26,7 @@ describe('a pause that has happened, and', () => {
     { action: 'hang', kind: 'vmm-timeout' },
   ] as const)('whose answer is: $action, is undone', async ({ action, kind }) => {
     await using harness = await Harness.make(impatient);
-    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
     await vm.fault({ on: 'pause', action, ...done });
     await vm.clearRequests();
@@ -48,7 +48,7 @@ describe('a resume that has happened, and', () => {
   ];
   test.each(faults)('whose answer is: $action, is one', async (fault) => {
     await using harness = await Harness.make(impatient);
-    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+    await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
     const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
     await vm.fault(fault);
     await vm.clearRequests();
@@ -63,9 +63,9 @@ describe('a resume that has happened, and', () => {
 
   test.each(faults)('whose answer is: $action, starts the child of a fork', async (fault) => {
     await using harness = await Harness.make(impatient);
-    await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+    await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
     const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
-    await using child = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+    await using child = await harness.vm({ dialect: 'aenv', start: false });
     await child.fault(fault);
     const children = [{ socketPath: child.socketPath }];
     const made = valueOf(await harness.service.fork(vmId, { children }));
@@ -76,7 +76,7 @@ describe('a resume that has happened, and', () => {
 
 test('a VM that no resume makes run is counted until one does', async () => {
   await using harness = await Harness.make();
-  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await vm.fault({ on: 'resume', action: 'refuse', times: 0 });
   const view = await harness.capture(vmId, { resumeAfter: 'commit' });
@@ -89,7 +89,7 @@ test('a VM that no resume makes run is counted until one does', async () => {
 
 test('a VM state that was saved, though the VMM refused, loses no page', async () => {
   await using harness = await Harness.make();
-  await using vm = await harness.vm({ dialect: 'firecracker', memoryMib: 16, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'firecracker', memoryMib: 16 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await harness.published(vmId);
   await vm.run({ pages: { firstPage: 1200, pageCount: 50 }, value: 3 });
@@ -102,9 +102,9 @@ test('a VM state that was saved, though the VMM refused, loses no page', async (
 
 test('a child that was loaded, though its VMM refused, is not used, and its owner is told', async () => {
   await using harness = await Harness.make();
-  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using source = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
-  await using child = await harness.vm({ dialect: 'aenv', start: false, backend: 'thread' });
+  await using child = await harness.vm({ dialect: 'aenv', start: false });
   await child.fault({ on: 'snapshot-load', action: 'refuse', ...done });
   const children = [{ socketPath: child.socketPath }];
   const made = valueOf(await harness.service.fork(vmId, { children }));

@@ -236,7 +236,7 @@ test('a parent that was retired and collected under a running VM is published ag
 
 test('a publish is tried again where node.db fails for a moment beside it', async () => {
   await using harness = await Harness.make(eager);
-  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const base = await harness.published(vmId);
   valueOf(await harness.catalog.retire(base.snapshotId));
@@ -265,7 +265,7 @@ test('a capture that an earlier life committed is published although node.db fai
       : await real.publish(request),
   );
   await using harness = await Harness.make(eager, {}, { around });
-  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 16 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const { captureId } = await harness.startCapture(vmId, { resumeAfter: 'commit' });
   for await (const event of harness.service.watch(captureId, never)) {

@@ -9,7 +9,7 @@ const regions = [
 
 test('upstream, two regions that nobody tells apart: pages removed since the parent read zero', async () => {
   await using harness = await Harness.make();
-  const shape = { dialect: 'firecracker', memoryMib: 16, backend: 'thread' } as const;
+  const shape = { dialect: 'firecracker', memoryMib: 16 } as const;
   await using vm = await harness.vm({ ...shape, regions });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   await vm.run({ pages: { firstPage: 1000, pageCount: 300 }, value: 1 });
@@ -24,7 +24,7 @@ test('upstream, two regions that nobody tells apart: pages removed since the par
 
 test('removed pages take no blocks of a compressed layer', async () => {
   await using harness = await Harness.make({ memory_snapshot: { compression: 'lz4' } });
-  const shape = { dialect: 'e2b', memoryMib: 16, backend: 'thread' } as const;
+  const shape = { dialect: 'e2b', memoryMib: 16 } as const;
   await using vm = await harness.vm(shape);
   const { vmId } = await harness.attach(vm, { trackingMode: 'mincore' });
   await vm.run({ pages: { firstPage: 1000, pageCount: 300 }, value: 1 });

@@ -12,19 +12,19 @@ test.each(cases)(
     await using harness = await Harness.make();
     let snapshot = '';
     {
-      await using first = await harness.vm({ dialect, memoryMib: 16, backend: 'thread' });
+      await using first = await harness.vm({ dialect, memoryMib: 16 });
       const { vmId } = await harness.attach(first, { trackingMode });
       await first.run({ pages: { firstPage: 1000, pageCount: 300 }, value: 1 });
       snapshot = (await harness.published(vmId)).snapshotId;
     }
-    await using vm = await harness.restore(snapshot, { dialect, backend: 'thread' });
+    await using vm = await harness.restore(snapshot, { dialect });
     await vm.resume();
     await vm.run({ pages: { firstPage: 1100, pageCount: 5 }, value: 2 });
     const { vmId } = await harness.attach(vm, { trackingMode });
     const made = await harness.published(vmId);
     expect(made.predecessor).toBeNull();
     const expected = await allHashes(vm);
-    await using copy = await harness.restore(made.snapshotId, { dialect, backend: 'thread' });
+    await using copy = await harness.restore(made.snapshotId, { dialect });
     expect(firstDifference(await allHashes(copy), expected)).toBeNull();
   },
 );

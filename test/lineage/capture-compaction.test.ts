@@ -5,7 +5,7 @@ const config = { lineage: { max_chain: 6 } };
 
 test('twenty captures of a small VM stay within max_chain, and each restores exactly', async () => {
   await using harness = await Harness.make(config);
-  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 32 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const kept: { readonly snapshot: string; readonly hashes: BigUint64Array }[] = [];
   for (let i = 0; i < 20; i += 1) {
@@ -17,7 +17,7 @@ test('twenty captures of a small VM stay within max_chain, and each restores exa
     if (i % 6 === 1 || i === 19) kept.push({ snapshot: made.snapshotId, hashes });
   }
   for (const { snapshot, hashes } of kept) {
-    await using copy = await harness.restore(snapshot, { dialect: 'e2b', backend: 'thread' });
+    await using copy = await harness.restore(snapshot, { dialect: 'e2b' });
     expect(firstDifference(await allHashes(copy), hashes)).toBeNull();
   }
   expect(harness.warnings).toEqual([]);
@@ -28,7 +28,7 @@ test.each([
   ['some of which has to be merged', 3],
 ])('layers on a launch parent %s hold what was written, no more', async (_how, maxChain) => {
   await using harness = await Harness.make({ lineage: { max_chain: maxChain } });
-  const options = { dialect: 'e2b', memoryMib: 16, dirtyEpochs: true, backend: 'thread' } as const;
+  const options = { dialect: 'e2b', memoryMib: 16, dirtyEpochs: true } as const;
   await using source = await harness.vm(options);
   const { vmId } = await harness.attach(source, { trackingMode: 'dirty' });
   await source.run({ pages: { firstPage: 1000, pageCount: 300 }, value: 1 });
@@ -52,6 +52,6 @@ test.each([
   }
   expect(compacted).toBe(true);
   const expected = await allHashes(child);
-  await using copy = await harness.restore(last, { dialect: 'e2b', backend: 'thread' });
+  await using copy = await harness.restore(last, { dialect: 'e2b' });
   expect(firstDifference(await allHashes(copy), expected)).toBeNull();
 });

@@ -16,7 +16,7 @@ const eager = '[pipeline.publish]\nretry_min = "10ms"\nretry_max = "100ms"\n';
 async function served(): Promise<{ daemon: Daemon; source: MiniVm }> {
   const folder = temporaryFolder();
   const socketPath = join(folder, 'source.sock');
-  const options = { id: 'source', dialect: 'aenv', memoryMib: 8, backend: 'thread' } as const;
+  const options = { id: 'source', dialect: 'aenv', memoryMib: 8 } as const;
   const source = await launchMiniVm({ ...options, socketPath });
   const daemon = new Daemon(folder, eager);
   await daemon.start();
@@ -61,7 +61,7 @@ test('killed in a fork: what is on record lives on, the rest goes', { timeout: 0
     const minis: MiniVm[] = [];
     for (const id of names) {
       const socketPath = join(daemon.folder, `${id}.sock`);
-      minis.push(await launchMiniVm({ id, socketPath, backend: 'thread', start: false }));
+      minis.push(await launchMiniVm({ id, socketPath, start: false }));
     }
     const children = minis.map(({ socketPath }, at) => ({ socketPath, vmId: names[at] }));
     daemon.crashAt(point);

@@ -22,7 +22,9 @@ const retries = '[pipeline.publish]\nretry_min = "10ms"\nretry_max = "100ms"\n';
 
 const launch = (folder: string, id: string): Promise<MiniVm> =>
   launchMiniVm({
-    ...{ id, dialect: 'e2b', memoryMib: 32, backend: 'thread' },
+    id,
+    dialect: 'e2b',
+    memoryMib: 32,
     socketPath: join(folder, `${id}.sock`),
   });
 

@@ -10,7 +10,10 @@ test('kill -9 of varve serve in mid-capture: the guest runs within 1.5 s, and no
   const folder = temporaryFolder();
   const socketPath = join(folder, 'vm.sock');
   await using vm = await launchMiniVm({
-    ...{ id: 'vm', dialect: 'e2b', memoryMib: 32, socketPath, backend: 'thread' },
+    id: 'vm',
+    dialect: 'e2b',
+    memoryMib: 32,
+    socketPath,
   });
   await using daemon = new Daemon(folder);
   await daemon.start();
@@ -53,7 +56,10 @@ test('a VM that the supervisor resumed and its owner paused since stays paused w
   const folder = temporaryFolder();
   const socketPath = join(folder, 'vm.sock');
   await using vm = await launchMiniVm({
-    ...{ id: 'vm', dialect: 'e2b', memoryMib: 16, socketPath, backend: 'thread' },
+    id: 'vm',
+    dialect: 'e2b',
+    memoryMib: 16,
+    socketPath,
   });
   await using daemon = new Daemon(folder);
   await daemon.start();

@@ -17,7 +17,10 @@ test('what a daemon was storing when it was killed is given up when it is back, 
   const folder = temporaryFolder();
   const socketPath = join(folder, 'vm.sock');
   await using vm = await launchMiniVm({
-    ...{ id: 'vm', dialect: 'e2b', memoryMib: 32, socketPath, backend: 'thread' },
+    id: 'vm',
+    dialect: 'e2b',
+    memoryMib: 32,
+    socketPath,
   });
   const retries = '[pipeline.publish]\nretry_min = "10ms"\nretry_max = "100ms"\n';
   await using daemon = new Daemon(folder, retries);

@@ -243,7 +243,7 @@ export async function restoreInto(
   if (vmStatePath === null) throw new Error('the snapshot has no VM state');
   const restore = { memoryPath, snapshotPath: vmStatePath, track: options.track ?? true };
   const socketPath = join(memoryPath, '..', 'vm.sock');
-  return launchMiniVm({ socketPath, dialect, backend: 'thread', ...options, restore });
+  return launchMiniVm({ socketPath, dialect, ...options, restore });
 }
 
 /** Hashes of all pages of a small VM. */

@@ -71,7 +71,10 @@ test('each alert and panel reads metrics that a daemon serves, and the gauges sa
   const folder = temporaryFolder();
   const socketPath = join(folder, 'vm.sock');
   await using vm = await launchMiniVm({
-    ...{ id: 'vm', dialect: 'e2b', memoryMib: 32, socketPath, backend: 'thread' },
+    id: 'vm',
+    dialect: 'e2b',
+    memoryMib: 32,
+    socketPath,
   });
   const retries = '[pipeline.publish]\nretry_min = "10ms"\nretry_max = "100ms"\n';
   await using daemon = new Daemon(folder, retries);

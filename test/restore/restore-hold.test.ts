@@ -15,7 +15,7 @@ const instead = <K extends keyof Catalog>(real: Catalog, method: K, other: Catal
 
 test('a snapshot that is retired and collected while it is read is read to its end, then goes', async () => {
   await using harness = await Harness.make();
-  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 8, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 8 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const { snapshotId } = await harness.published(vmId);
   const { catalog, store, restores } = harness;
@@ -45,7 +45,7 @@ test('a snapshot that is retired and collected while it is read is read to its e
 
 test('a hold that cannot be released is told by name, and stays open until it is', async () => {
   await using harness = await Harness.make();
-  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 8, backend: 'thread' });
+  await using vm = await harness.vm({ dialect: 'aenv', memoryMib: 8 });
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const { snapshotId } = await harness.published(vmId);
   const { catalog, restores } = harness;

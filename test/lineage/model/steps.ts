@@ -218,7 +218,7 @@ async function fork(world: World, vm: ModelVm, random: Random): Promise<void> {
     const id = world.name();
     const socketPath = join(world.folder, `${id}.sock`);
     const { dialect } = world;
-    const options = { id, socketPath, dialect, backend: 'thread' as const, start: false };
+    const options = { id, socketPath, dialect, start: false };
     minis.set(id, await launchMiniVm(options));
   }
   world.expecting(vm);

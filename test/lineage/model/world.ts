@@ -156,7 +156,7 @@ export class World implements AsyncDisposable {
     const regions = this.#regions && told;
     const mini = await launchMiniVm({
       ...{ id, dialect: this.dialect, memoryMib: (imagePages * PAGE) / 1048576, track },
-      ...{ socketPath: join(this.folder, `${id}.sock`), backend: 'thread' as const },
+      socketPath: join(this.folder, `${id}.sock`),
       ...{ dirtyEpochs: this.#epochs, ...(regions ? { regions: twoRegions } : {}) },
     });
     const image = freshImage(imagePages);
