@@ -3,7 +3,7 @@ import { MIB } from '../units.ts';
 import { notAfterStart, notBeforeStart, VmmFault } from './answer.ts';
 import { checkRegions, regionsOfSize, toRows, type RegionSpec } from './layout.ts';
 import { loadNative, type NativeVm } from './native.ts';
-import { readState, writeState, type MachineConfig } from './state-file.ts';
+import { readState, writeState, type MachineConfig, type VmStateFile } from './state-file.ts';
 
 export const dialects = ['firecracker', 'aenv', 'e2b', 'all'] as const;
 export type Dialect = (typeof dialects)[number];
@@ -15,6 +15,8 @@ export interface GuestOptions {
   readonly dialect: Dialect;
   readonly backend: (typeof backends)[number];
   readonly dirtyEpochs: boolean;
+  /** As upstream saves a VM: the state first, with a CRC-64 at its end, and then the memory. */
+  readonly upstreamState: boolean;
   readonly hugePages: boolean;
 }
 
@@ -154,11 +156,14 @@ export class Guest {
     }
     const vcpu = vm.saveVcpu();
     const window = vm.saveWindow();
-    if (memFilePath !== undefined) {
+    const writeMemory = (): void => {
+      if (memFilePath === undefined) return;
       this.#refuseOwnFile(memFilePath);
       vm.writeMemory(memFilePath, type === 'Diff' ? 'dirty' : null);
-    }
-    writeState(statePath, {
+    };
+    const { upstreamState } = this.options;
+    if (!upstreamState) writeMemory();
+    const state: VmStateFile = {
       header: {
         vmm_version: this.vmmVersion,
         backend: this.backend,
@@ -170,7 +175,9 @@ export class Guest {
       },
       vcpu,
       window,
-    });
+    };
+    writeState(statePath, state, { summed: upstreamState });
+    if (upstreamState) writeMemory();
     if (memFilePath !== undefined && !vm.epoch('status').open) vm.resetDirty();
   }
 

@@ -25,6 +25,8 @@ export interface LaunchOptions {
   readonly track?: boolean;
   /** Offer `PUT /vm/dirty-epoch`; default false. */
   readonly dirtyEpochs?: boolean;
+  /** Save as upstream does: the state first, then the memory; default false. */
+  readonly upstreamState?: boolean;
   /** Default true: configured and running. False: not started (a snapshot can be loaded). */
   readonly start?: boolean;
   /** Restore this snapshot instead of starting. */
@@ -130,6 +132,7 @@ async function spawnVm(
   args.push('--dialect', options.dialect ?? 'aenv', '--backend', backendOf(options));
   if (options.id !== undefined) args.push('--id', options.id);
   if (options.dirtyEpochs === true) args.push('--dirty-epochs');
+  if (options.upstreamState === true) args.push('--upstream-state');
   const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'pipe'] });
   const exited = once(child, 'exit').then(([code, signal]) => ({
     code: code as number | null,

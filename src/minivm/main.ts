@@ -11,6 +11,7 @@ const args = z.strictObject({
   dialect: z.enum(dialects).default('firecracker'),
   backend: z.enum(backends).default('auto'),
   'dirty-epochs': z.boolean().default(false),
+  'upstream-state': z.boolean().default(false),
   'transparent-huge-pages': z.boolean().default(false),
   'exit-with-stdin': z.boolean().default(false),
 });
@@ -23,6 +24,7 @@ function readArgs(): z.infer<typeof args> {
       dialect: { type: 'string' },
       backend: { type: 'string' },
       'dirty-epochs': { type: 'boolean' },
+      'upstream-state': { type: 'boolean' },
       'transparent-huge-pages': { type: 'boolean' },
       'exit-with-stdin': { type: 'boolean' },
     },
@@ -42,6 +44,7 @@ function serve(): void {
     dialect: given.dialect,
     backend: given.backend,
     dirtyEpochs: given['dirty-epochs'],
+    upstreamState: given['upstream-state'],
     hugePages: given['transparent-huge-pages'],
   });
   const server = createAdaptorServer({ fetch: vmApi(guest).fetch });

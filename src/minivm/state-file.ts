@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import { closeSync, fsyncSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { z } from 'zod';
+import { crc64 } from '../crc64.ts';
 import { VmmFault } from './answer.ts';
 
 /**
@@ -57,8 +58,9 @@ export function encodeState(state: VmStateFile): Buffer {
   return Buffer.concat([body, createHash('sha256').update(body).digest()]);
 }
 
-export function writeState(path: string, state: VmStateFile): void {
-  const data = encodeState(state);
+/** @param o `summed`: it ends with its CRC-64 besides, as Firecracker's does */
+export function writeState(path: string, state: VmStateFile, o = { summed: false }): void {
+  const data = o.summed ? withSum(encodeState(state)) : encodeState(state);
   const fd = openSync(path, 'w', 0o644);
   try {
     for (let done = 0; done < data.length;) done += writeSync(fd, data, done);
@@ -68,7 +70,16 @@ export function writeState(path: string, state: VmStateFile): void {
   }
 }
 
-export function decodeState(data: Buffer, path: string): VmStateFile {
+const SUM_BYTES = 8;
+
+function withSum(data: Buffer): Buffer {
+  const sum = Buffer.alloc(SUM_BYTES);
+  sum.writeBigUInt64LE(crc64(data));
+  return Buffer.concat([data, sum]);
+}
+
+export function decodeState(bytes: Buffer, path: string): VmStateFile {
+  const data = crc64(bytes) === 0n ? bytes.subarray(0, -SUM_BYTES) : bytes;
   const bad = (why: string): VmmFault => new VmmFault(`The VM state file ${path} ${why}`);
   if (data.length > STATE_BYTES_MAX) throw bad('is too long');
   if (data.length < FIXED_BYTES + DIGEST_BYTES) throw bad('is too short');

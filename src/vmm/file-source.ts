@@ -3,10 +3,11 @@
  * with a memory file, whose data extents are the set and whose bytes are the bytes. With dirty
  * tracking they are the pages written since the last snapshot, and writing them forgets them;
  * without, the pages that mincore calls resident. Where the guest's memory can be found in the
- * VMM's address space, the page tables are asked as well: about removed pages, and for the modes
- * that the file cannot serve. Where it cannot be found and pages may have been removed, or come from
- * a fault handler, no diff names them all: then the VMM writes a full memory file, of
- * which what the parent has already is dropped, except in the capture that finds this out.
+ * VMM's address space, the page tables are asked as well, about removed pages; modes `mincore` and
+ * `pagemap` then ask nothing else, and the VMM saves its state alone where it does that. Where it
+ * cannot be found and pages may have been removed, or come from a fault handler, no diff names them
+ * all: then the VMM writes a full memory file, of which what the parent has already is dropped,
+ * except in the capture that finds this out.
  */
 import { open, rm, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -26,6 +27,7 @@ import { findByContent, mayHold } from './region-proof.ts';
 import { fileLayout, oneRegion } from './region-search.ts';
 import { completeSelection, startedFromImage, type PageView, type Selection } from './select.ts';
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
+import { StateAlone } from './state-alone.ts';
 import { requireNoSwap, trackingNow } from './still-safe.ts';
 
 export class FileSource implements DirtySource {
@@ -40,6 +42,9 @@ export class FileSource implements DirtySource {
   #tracked: boolean;
   readonly #removesPages: boolean;
   readonly #readSwaps: SourceDeps['readSwaps'];
+  readonly #stateAlone: StateAlone;
+  /** Writes Diff files without dirty tracking, of what is resident. */
+  readonly #diffsUntracked: boolean;
   /** Nothing in the address space has what the memory file has. */
   #misled = false;
   /** A diff would not name every page that changed. */
@@ -53,6 +58,8 @@ export class FileSource implements DirtySource {
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#removesPages = deps.facts.capabilities.removesPages;
     this.#readSwaps = deps.readSwaps;
+    this.#stateAlone = new StateAlone(deps.client);
+    this.#diffsUntracked = !isBefore113(deps.facts.version);
     this.clearsOnRead = kind === 'dirty';
   }
 
@@ -92,8 +99,18 @@ export class FileSource implements DirtySource {
       await requireFineExtents(dirname(memFilePath));
       const { found } = placed;
       const files = { snapshotPath: statePath, memFilePath, stateSaved };
+      if (
+        found === 'yes' &&
+        this.kind !== 'dirty' &&
+        (await this.#stateAlone.save(files, signal))
+      ) {
+        await stateSaved(signal);
+        return ok(await this.#fromOutside(placed.layout, request));
+      }
       const widen = request.widen === true && this.kind === 'dirty';
-      const whole = widen || (found === 'no' && (await this.#wouldMiss(request.parent)));
+      const mustBeFull = !this.#tracked && !this.#diffsUntracked;
+      const whole =
+        widen || mustBeFull || (found === 'no' && (await this.#wouldMiss(request.parent)));
       const first = whole ? 'Full' : 'Diff';
       let extents = await this.#snapshot(first, files, placed.layout, signal);
       let proven = await this.#prove(placed, first, memFilePath, extents, signal);
@@ -108,9 +125,20 @@ export class FileSource implements DirtySource {
       const view = proven === null ? null : await this.#look(layout, extents, request);
       const set = await this.#choose(extents, view, layout, request.parent, memFilePath);
       this.#requireSame();
-      const confirm = (s: AbortSignal): Promise<Result<void, VmmError>> => this.#confirm(s);
-      return ok({ ...set, vmStatePath: statePath, confirm });
+      return ok(this.#asked(set, statePath));
     });
+  }
+
+  /** All that is there, or is the VM's own, by the page tables: the VMM writes no memory file. */
+  async #fromOutside(layout: MemoryLayout, request: FetchRequest): Promise<FetchedSet> {
+    const view = orFail(await this.#view.look(layout, request.signal));
+    const { selected, zero } = this.#selectThere(view, request.parent);
+    this.#requireSame();
+    return this.#asked({ layout, selected, zero, bytes: { kind: 'process' } }, request.statePath);
+  }
+
+  #asked(set: Omit<FetchedSet, 'vmStatePath' | 'confirm'>, vmStatePath: string): FetchedSet {
+    return { ...set, vmStatePath, confirm: (signal) => this.#confirm(signal) };
   }
 
   /** Still paused; all else was asked before the memory file was made. */
@@ -210,14 +238,17 @@ export class FileSource implements DirtySource {
     view: PageView,
     parent: ParentPages | 'none' | 'unknown',
   ): Selection {
-    const { socketPath } = this.#client;
-    if (this.kind === 'pagemap') {
-      return completeSelection(orFail(ownPages(view, socketPath)).own, view, parent);
-    }
-    if (this.kind === 'mincore' && this.#tracked) {
-      return completeSelection(orFail(residentPages(view, socketPath)).resident, view, parent);
-    }
+    if (this.#needsPageTables()) return this.#selectThere(view, parent);
     return completeSelection(extents, view, parent);
+  }
+
+  #selectThere(view: PageView, parent: ParentPages | 'none' | 'unknown'): Selection {
+    const { socketPath } = this.#client;
+    const there =
+      this.kind === 'pagemap'
+        ? orFail(ownPages(view, socketPath)).own
+        : orFail(residentPages(view, socketPath)).resident;
+    return completeSelection(there, view, parent);
   }
 
   /** Modes that the memory file cannot serve. */
@@ -272,6 +303,12 @@ const samplesOf = { Diff: 64, Full: 2048 } as const;
 interface SnapshotFiles {
   readonly snapshotPath: string;
   readonly memFilePath: string;
+}
+
+/** Those refuse a Diff without dirty tracking. */
+function isBefore113(version: string): boolean {
+  const [, major, minor] = /^v?(\d+)\.(\d+)\./.exec(version) ?? [];
+  return major === '0' || (major === '1' && Number(minor) < 13);
 }
 
 interface Placed {

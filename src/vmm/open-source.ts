@@ -28,8 +28,8 @@ export interface OpenSourceOptions {
  * | mode      | `firecracker`                    | `aenv`, `e2b`                  |
  * |-----------|----------------------------------|--------------------------------|
  * | `dirty`   | Diff file; needs tracking        | the VMM's set; needs tracking  |
- * | `mincore` | tracking off: Diff file, no swap | page tables from outside       |
- * |           | tracking on: page tables         |                                |
+ * | `mincore` | page tables from outside; a file | page tables from outside       |
+ * |           | until the memory is found        |                                |
  * | `pagemap` | page tables, restored from file  | page tables, restored from file |
  */
 export async function openDirtySource(

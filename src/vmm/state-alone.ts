@@ -1,0 +1,65 @@
+/**
+ * The VM state without a memory file, of a VMM that has no such request. Firecracker writes the
+ * state first and opens the memory file after it: one that cannot be opened is refused with the
+ * state complete, and nothing else done. It documents neither, so the first such refusal is only
+ * believed where it names the memory file and the state ends with its own checksum.
+ */
+import { readFile, rm, stat } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { crc64 } from '../crc64.ts';
+import type { VmmClient } from './client.ts';
+import { orFail, type VmmError } from './errors.ts';
+
+/** Real ones are some ten KiB; a larger one is not looked through in a pause. */
+const STATE_BYTES_MAX = 4 * 1024 * 1024;
+
+export class StateAlone {
+  readonly #client: VmmClient;
+  #works: boolean | null = null;
+
+  constructor(client: VmmClient) {
+    this.#client = client;
+  }
+
+  /** Null until it was tried. */
+  get works(): boolean | null {
+    return this.#works;
+  }
+
+  /**
+   * True once the state of the paused VM is in its file; false where this VMM does not do it, with
+   * nothing left behind. Throws what `orFail` throws for anything but a refusal.
+   * @param memFilePath a new path; the one that is sent is below it, where there is no folder
+   */
+  async save(
+    files: { readonly snapshotPath: string; readonly memFilePath: string },
+    signal: AbortSignal,
+  ): Promise<boolean> {
+    if (this.#works === false) return false;
+    const { snapshotPath, memFilePath } = files;
+    const nowhere = join(dirname(memFilePath), 'no-such-folder');
+    const request = { snapshotPath, memFilePath: join(nowhere, 'memory') };
+    const made = await this.#client.createSnapshot({ type: 'Full', ...request }, signal);
+    if (!made.ok && made.error.kind !== 'vmm-refused') orFail(made);
+    if (!made.ok && namesMemoryFile(made.error) && (await this.#isWhole(snapshotPath))) {
+      this.#works = true;
+      return true;
+    }
+    this.#works = false;
+    await rm(snapshotPath, { force: true });
+    await rm(nowhere, { recursive: true, force: true });
+    return false;
+  }
+
+  /** Looked through once per VMM; later the refusal says enough. */
+  async #isWhole(path: string): Promise<boolean> {
+    const found = await stat(path).catch(() => null);
+    if (found?.isFile() !== true || found.size === 0) return false;
+    if (this.#works === true) return true;
+    return found.size <= STATE_BYTES_MAX && crc64(await readFile(path)) === 0n;
+  }
+}
+
+function namesMemoryFile({ fault }: VmmError): boolean {
+  return /memory (backing )?file/i.test(fault ?? '');
+}
