@@ -2,11 +2,14 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 namespace varve {
 namespace {
 
 constexpr std::size_t kBlockBytes = 512;
+// Records of one pax header: a few names and times besides the size.
+constexpr std::uint64_t kPaxBytesMax = 64 * 1024;
 constexpr std::size_t kModeOffset = 100;
 constexpr std::size_t kSizeOffset = 124;
 constexpr std::size_t kSumOffset = 148;
@@ -58,8 +61,9 @@ bool SumMatches(const Block& block) noexcept {
   return !kChecksSum || sum == stored;
 }
 
-// The value of the `size` record; records are "LENGTH KEY=VALUE\n".
+// The value of the `size` record, where there is one; records are "LENGTH KEY=VALUE\n".
 bool PaxSize(std::string_view records, std::uint64_t& size) noexcept {
+  bool found = false;
   while (!records.empty()) {
     const std::size_t space = records.find(' ');
     std::uint64_t length = 0;
@@ -70,10 +74,14 @@ bool PaxSize(std::string_view records, std::uint64_t& size) noexcept {
     std::string_view record = records.substr(space + 1, length - space - 1);
     if (record.empty() || record.back() != '\n') return false;
     record.remove_suffix(1);
-    if (record.starts_with("size=")) return ParseDigits(record.substr(5), 10, size);
+    // The last one counts.
+    if (record.starts_with("size=")) {
+      if (!ParseDigits(record.substr(5), 10, size)) return false;
+      found = true;
+    }
     records.remove_prefix(length);
   }
-  return false;
+  return found;
 }
 
 TarBody Bad(const char* kind, const char* field, std::uint64_t offset, std::uint64_t value) {
@@ -117,27 +125,28 @@ TarBody FindTarBody(ByteSource& file) noexcept {
     if (type != '0' && type != '\0') return Bad(fault::kNotALayer, "tar.type", kTypeOffset, type);
     return Bounded(file.size(), kBlockBytes, own_size);
   }
-  if (Text(block, 0, kModeOffset) != "overlaybd.pax") {
-    return Bad(fault::kNotALayer, "tar.name", 0, 0);
-  }
-  if (own_size == 0 || own_size > kBlockBytes) {
+  // Whatever the pax header is called: each writer names it as it likes.
+  if (own_size == 0 || own_size > kPaxBytesMax) {
     return Bad(fault::kUnsupported, "tar.pax-size", kSizeOffset, own_size);
   }
-  if (file.size() < 3 * kBlockBytes) return Bad(fault::kTruncated, "tar", 0, file.size());
-  if (auto f = file.Read(kBlockBytes, block); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
+  const std::uint64_t blocks = (own_size + kBlockBytes - 1) / kBlockBytes;
+  const std::uint64_t second = kBlockBytes + blocks * kBlockBytes;
+  if (file.size() < second + kBlockBytes) return Bad(fault::kTruncated, "tar", 0, file.size());
+  std::vector<std::byte> records(own_size);
+  if (auto f = file.Read(kBlockBytes, records); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
   std::uint64_t size = 0;
-  // SAFETY: a view of the block just read, own_size <= its length.
-  if (!PaxSize({reinterpret_cast<const char*>(block.data()), own_size}, size)) {
+  // SAFETY: a view of the bytes just read; char may alias std::byte.
+  if (!PaxSize({reinterpret_cast<const char*>(records.data()), records.size()}, size)) {
     return Bad(fault::kCorrupt, "tar.pax-records", kBlockBytes, 0);
   }
-  if (auto f = file.Read(2 * kBlockBytes, block); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
+  if (auto f = file.Read(second, block); !f.ok()) return Bad(f.kind, f.field, f.offset, 0);
   if (!IsUstar(block) || !SumMatches(block)) {
-    return Bad(fault::kCorrupt, "tar.checksum", 2 * kBlockBytes + kSumOffset, 0);
+    return Bad(fault::kCorrupt, "tar.checksum", second + kSumOffset, 0);
   }
   if (Text(block, 0, kModeOffset) != "overlaybd.commit") {
-    return Bad(fault::kNotALayer, "tar.name", 2 * kBlockBytes, 0);
+    return Bad(fault::kNotALayer, "tar.name", second, 0);
   }
-  return Bounded(file.size(), 3 * kBlockBytes, size);
+  return Bounded(file.size(), second + kBlockBytes, size);
 }
 
 }  // namespace varve

@@ -39,7 +39,8 @@ function mark(stack: LayerStack, into: PageBitmap, withZeroed: boolean): void {
   let entry = 0;
   let sector = 0;
   for (;;) {
-    const next = reader.nextRows(entry, sector, Number.MAX_SAFE_INTEGER, rowsMax, withZeroed, false);
+    const all = Number.MAX_SAFE_INTEGER;
+    const next = reader.nextRows(entry, sector, all, rowsMax, withZeroed, false);
     if (next.rows.length === 0) return;
     for (let row = 0; row < next.rows.length; row += ROW_COLUMNS) {
       if (!withZeroed && next.rows[row + 2] === ZEROED_ROW) continue;

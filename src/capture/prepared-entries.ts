@@ -70,11 +70,12 @@ export class NewEntry implements PreparedEntry, LaunchFiles {
   /**
    * Writes the memory that a chain of local layers holds. Their headers, indexes, sizes and uuids are
    * checked against node.db, not their digests: this daemon hashed each when it sealed or fetched it,
-   * and the same files are what captures compare with and sit on. Source: ADR 0044.
+   * and the same files are what captures compare with and sit on. Source: ADR 0044. The children may be
+   * of other users: its folder decides who may enter.
    */
   async flatten(chain: ChainRef, signal: AbortSignal): Promise<void> {
     await using stack = orThrow(await openChain(chain));
-    orThrow(await flattenStack(stack, { path: this.memoryPath, signal }));
+    orThrow(await flattenStack(stack, { path: this.memoryPath, signal, mode: 0o644 }));
   }
 }
 

@@ -1,7 +1,8 @@
 /** What all commands share: global options, output, exit codes. */
 import type { Command } from 'commander';
 import { loadConfig, type Config } from '../config/load.ts';
-import { Failure } from '../result.ts';
+import { Failure, type FailureDetail } from '../result.ts';
+import type { Interrupted } from './signals.ts';
 
 /** Exit codes, the same for all commands. Documented in docs/ops/cli.md. */
 export const exitCodes = {
@@ -71,7 +72,8 @@ const exitOfKind: Readonly<Record<string, number>> = {
 export function exitCodeOf(error: unknown): number {
   if (error instanceof ProblemAnswer) return exitOfStatus(error.status);
   if (error instanceof Failure) {
-    const { kind } = (error as Failure).detail;
+    const { kind, exitCode } = (error as Failure<FailureDetail & Partial<Interrupted>>).detail;
+    if (exitCode !== undefined) return exitCode;
     return exitOfKind[kind] ?? exitCodes.failed;
   }
   return exitCodes.failed;

@@ -11,7 +11,7 @@ import type { AuditReport, LayerHeader } from '../gc/audit.ts';
 import { LayerStack } from '../layer/layer-stack.ts';
 import type { ArtifactKey } from '../units.ts';
 import { configFrom, exitCodes, print } from './context.ts';
-import { untilSignal } from './gc.ts';
+import { untilSignal } from './signals.ts';
 import { catalogOptions, valueOf } from './parts.ts';
 import { countText, sizeText, table } from './table.ts';
 
@@ -59,7 +59,7 @@ export function addFsck(program: Command): void {
         const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
         const deps = { database: catalog.database, store, readHeader: headerReader(store) };
         const options = { bytes: flags.bytes === true, repair: flags.repair === true };
-        const report = await new Audit(deps, options).run(untilSignal());
+        const report = await untilSignal((signal) => new Audit(deps, options).run(signal));
         print(command, report, () => reportText(report));
         if (report.findings.some(({ repaired }) => !repaired)) {
           process.exitCode = exitCodes.failed;

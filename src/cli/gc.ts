@@ -11,6 +11,7 @@ import { gcConfigOf } from '../gc/service.ts';
 import { nodeId } from '../units.ts';
 import { configFrom, print } from './context.ts';
 import { catalogOptions, valueOf } from './parts.ts';
+import { untilSignal } from './signals.ts';
 import { countText, msText, sizeText, table, timeText } from './table.ts';
 
 interface GcFlags {
@@ -19,14 +20,8 @@ interface GcFlags {
   readonly runs?: boolean;
 }
 
-/** Aborts at the first SIGINT or SIGTERM: a run stops between two of its transactions. */
-export function untilSignal(): AbortSignal {
-  const stop = new AbortController();
-  for (const name of ['SIGINT', 'SIGTERM'] as const) process.once(name, () => stop.abort());
-  return stop.signal;
-}
-
-async function collect(command: Command, flags: GcFlags): Promise<void> {
+/** Stops between two of its transactions. */
+async function collect(command: Command, flags: GcFlags, signal: AbortSignal): Promise<void> {
   const config = configFrom(command);
   const catalog = valueOf(await openCatalog(catalogOptions(config)));
   try {
@@ -50,10 +45,10 @@ async function collect(command: Command, flags: GcFlags): Promise<void> {
         ),
       );
     } else if (flags.dryRun === true) {
-      const plan = valueOf(await collector.plan(untilSignal()));
+      const plan = valueOf(await collector.plan(signal));
       print(command, plan, () => planText(plan));
     } else {
-      const report = valueOf(await collector.run({ force: flags.force === true }, untilSignal()));
+      const report = valueOf(await collector.run({ force: flags.force === true }, signal));
       print(command, report, () => reportText(report));
     }
   } finally {
@@ -92,7 +87,9 @@ export function addGc(program: Command): void {
     .option('--dry-run', 'only say what would go')
     .option('--force', 'go past the mass-delete guard')
     .option('--runs', 'show the latest collections')
-    .action((flags: GcFlags, command: Command) => collect(command, flags));
+    .action((flags: GcFlags, command: Command) =>
+      untilSignal((signal) => collect(command, flags, signal)),
+    );
 }
 
 export function addNode(program: Command): void {

@@ -10,7 +10,7 @@ import { flattenStack } from '../layer/flatten.ts';
 import { compressions, DEFAULT_BLOCK_BYTES, writtenBlockBytes } from '../layer/format.ts';
 import type { Compression } from '../layer/format.ts';
 import { exportImageConfig } from '../layer/image-config.ts';
-import { LayerStack } from '../layer/layer-stack.ts';
+import { LayerStack, uuidOrNull } from '../layer/layer-stack.ts';
 import type { LayerFacts } from '../layer/layer-stack.ts';
 import { mergeLayers } from '../layer/merge.ts';
 import { verifyLayers } from '../layer/verify.ts';
@@ -33,7 +33,7 @@ export interface LayerCommandIo {
 /** Standard streams; the first interrupt cancels cleanly. */
 export function processIo(): LayerCommandIo {
   const controller = new AbortController();
-  for (const name of ['SIGINT', 'SIGTERM'] as const) {
+  for (const name of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
     process.once(name, () => {
       controller.abort();
     });
@@ -138,7 +138,7 @@ function describeFacts(facts: LayerFacts): string {
     ...(native.tar ? ['in tar'] : []),
   ];
   const lines = [
-    ['uuid', facts.uuid],
+    ['uuid', uuidOrNull(facts.uuid) ?? 'none'],
     ['parent', facts.parentUuid ?? 'none'],
     ['kind', kind.join(', ')],
     ['compression', blocks],
@@ -280,7 +280,8 @@ interface CreateFlags extends JsonFlag {
 
 async function uuidOf(path: string): Promise<LayerUuid | null> {
   await using stack = orThrow(await LayerStack.open([path]));
-  return stack.layers[0]?.uuid ?? null;
+  const [layer] = stack.layers;
+  return layer === undefined ? null : uuidOrNull(layer.uuid);
 }
 
 async function create(io: LayerCommandIo, raw: string, flags: CreateFlags): Promise<void> {

@@ -17,6 +17,7 @@ import { exitCodes, print } from './context.ts';
 import { openParts, valueOf } from './parts.ts';
 import { progressLine } from './progress.ts';
 import { unsupervised } from './supervise.ts';
+import { untilSignal } from './signals.ts';
 import { table } from './table.ts';
 
 function notReleased(hold: HoldId, error: FailureDetail): never {
@@ -64,29 +65,14 @@ const mebibytes = (text: string): number => {
   return value;
 };
 
-const stopSignals = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
-
-/** Aborted by the signals that end a program; the default is back after disposal. */
-function untilStopped(): Disposable & { readonly signal: AbortSignal } {
-  const controller = new AbortController();
-  const stop = (name: NodeJS.Signals): void => {
-    controller.abort(new Failure({ kind: 'stopped', message: `stopped by ${name}` }));
-  };
-  for (const name of stopSignals) process.on(name, stop);
-  return {
-    signal: controller.signal,
-    [Symbol.dispose]() {
-      for (const name of stopSignals) process.off(name, stop);
-    },
-  };
-}
-
-export async function selftest(options: SelftestCliOptions): Promise<readonly BinaryOutcome[]> {
+export async function selftest(
+  options: SelftestCliOptions,
+  signal: AbortSignal,
+): Promise<readonly BinaryOutcome[]> {
   const { memory, twoRegions, only } = options;
   const all = allCases({ memoryMib: memory, twoRegions });
   const cases = only === undefined ? all : all.filter(({ name }) => name.includes(only));
   const folder = mkdtempSync(join(resolve(options.folder ?? tmpdir()), 'varve-st-'));
-  using stop = untilStopped();
   using line = progressLine();
   try {
     return await runSelftest(
@@ -101,7 +87,7 @@ export async function selftest(options: SelftestCliOptions): Promise<readonly Bi
           process.stderr.write(`${version}, ${outcome.name}: ${verdictText(outcome)}\n`);
         },
       },
-      stop.signal,
+      signal,
     );
   } finally {
     rmSync(folder, { recursive: true, force: true });
@@ -128,7 +114,7 @@ export function addSelftest(program: Command): void {
     .option('--only <text>', 'only cases whose name has it')
     .option('--folder <path>', 'where VMs and snapshots go; removed at the end')
     .action(async (options: SelftestCliOptions, command: Command) => {
-      const outcomes = await selftest(options);
+      const outcomes = await untilSignal((signal) => selftest(options, signal));
       print(command, outcomes, () => report(outcomes));
       if (!outcomes.every(({ cases }) => cases.every(isFine))) process.exitCode = exitCodes.failed;
     });

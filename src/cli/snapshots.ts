@@ -12,6 +12,7 @@ import { clientFrom, segment, type Client } from './client.ts';
 import { configFrom, print, ProblemAnswer } from './context.ts';
 import { catalogOptions, valueOf } from './parts.ts';
 import { progressLine } from './progress.ts';
+import { untilSignal } from './signals.ts';
 import { sizeText, table, timeText } from './table.ts';
 
 function snapshotRows(snapshots: readonly Snapshot[]): string {
@@ -171,35 +172,44 @@ function addRestore(program: Command): void {
     .argument('<snapshot>', 'id or alias')
     .requiredOption('--output <folder>', 'where to write them; made if missing')
     .option('--allow-suspect', 'also where a verification found that its layers lack pages')
-    .action(async (snapshot: string, options: RestoreOptions, command: Command) => {
-      const config = configFrom(command);
-      const catalog = valueOf(await openCatalog(catalogOptions(config)));
-      try {
-        const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
-        // Its hold names a node: this one, whether or not a daemon ever ran here.
-        const node = nodeId(config.node.id);
-        valueOf(await catalog.registerNode({ nodeId: node }));
-        const holds = directHolds(catalog, holdStays);
-        using line = progressLine();
-        const made = await materialise(
-          { catalog, store, nodeId: node, holds },
-          {
-            snapshot,
-            folder: options.output,
-            allowSuspect: options.allowSuspect,
-            signal: new AbortController().signal,
-            onProgress: (at) => line.bar('restore', at.doneBytes, at.totalBytes),
-          },
-        );
-        line[Symbol.dispose]();
-        const { snapshotId, memoryPath, vmStatePath } = made;
-        print(command, { snapshotId, memoryPath, vmStatePath }, () =>
-          [`memory    ${memoryPath}`, `vm state  ${vmStatePath ?? 'none'}`].join('\n'),
-        );
-      } finally {
-        await catalog.close();
-      }
-    });
+    .action((snapshot: string, options: RestoreOptions, command: Command) =>
+      untilSignal((signal) => restore(snapshot, options, command, signal)),
+    );
+}
+
+async function restore(
+  snapshot: string,
+  options: RestoreOptions,
+  command: Command,
+  signal: AbortSignal,
+): Promise<void> {
+  const config = configFrom(command);
+  const catalog = valueOf(await openCatalog(catalogOptions(config)));
+  try {
+    const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+    // Its hold names a node: this one, whether or not a daemon ever ran here.
+    const node = nodeId(config.node.id);
+    valueOf(await catalog.registerNode({ nodeId: node }));
+    const holds = directHolds(catalog, holdStays);
+    using line = progressLine();
+    const made = await materialise(
+      { catalog, store, nodeId: node, holds },
+      {
+        snapshot,
+        folder: options.output,
+        allowSuspect: options.allowSuspect,
+        signal,
+        onProgress: (at) => line.bar('restore', at.doneBytes, at.totalBytes),
+      },
+    );
+    line[Symbol.dispose]();
+    const { snapshotId, memoryPath, vmStatePath } = made;
+    print(command, { snapshotId, memoryPath, vmStatePath }, () =>
+      [`memory    ${memoryPath}`, `vm state  ${vmStatePath ?? 'none'}`].join('\n'),
+    );
+  } finally {
+    await catalog.close();
+  }
 }
 
 export function addSnapshotCommands(program: Command): void {

@@ -24,6 +24,8 @@ export interface Progress {
 export interface FlattenOptions {
   readonly path: string;
   readonly signal: AbortSignal;
+  /** Default 0600: it is a guest's memory. */
+  readonly mode?: number | undefined;
   /** Image bytes passed so far, holes included. */
   readonly onProgress?: ((progress: Progress) => void) | undefined;
 }
@@ -153,7 +155,7 @@ export async function flattenStack(
     file = await open(temp, 'wx', 0o600);
     await file.truncate(stack.virtualBytes);
     const readBytes = await copyRows(stack, file, options);
-    await file.chmod(0o644);
+    await file.chmod(options.mode ?? 0o600);
     await file.sync();
     await link(temp, path); // never overwrites
     await unlink(temp);

@@ -3,7 +3,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { open, rename, stat, unlink } from 'node:fs/promises';
-import { dirname, isAbsolute, relative, resolve, sep } from 'node:path';
+import { dirname, isAbsolute, resolve } from 'node:path';
 import { z } from 'zod';
 import type { Result } from '../result.ts';
 import { err, Failure, ok, systemCode } from '../result.ts';
@@ -53,14 +53,6 @@ export interface ExportOptions {
   readonly repoBlobUrl?: string | undefined;
 }
 
-/** Relative to the config's folder, unless the two share nothing but the root. */
-function reachable(layer: string, folder: string): string {
-  const absolute = resolve(layer);
-  const [top] = absolute.split(sep).filter((part) => part !== '');
-  const [folderTop] = folder.split(sep).filter((part) => part !== '');
-  return top === folderTop ? relative(folder, absolute) : absolute;
-}
-
 async function writeDurably(path: string, text: string): Promise<void> {
   const temp = `${path}.${randomBytes(6).toString('hex')}${PARTIAL_SUFFIX}`;
   const file = await open(temp, 'wx', 0o644);
@@ -89,7 +81,8 @@ export async function exportImageConfig(
   const config: ImageConfig = {
     repoBlobUrl: options.repoBlobUrl ?? '',
     lowers: options.layers.map((layer) => ({
-      file: reachable(layer.path, dirname(path)),
+      // The reference resolves relative paths against its own working directory.
+      file: resolve(layer.path),
       digest: layer.digest,
       size: layer.sizeBytes,
       uuid: layer.uuid,

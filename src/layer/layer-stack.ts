@@ -41,12 +41,14 @@ export interface OpenOptions {
   readonly partial?: boolean | undefined;
 }
 
-const orNull = (uuid: string): LayerUuid | null => (uuid === NIL_UUID ? null : layerUuid(uuid));
+/** All zero means none: so the reference writes a layer that was not given one. */
+export const uuidOrNull = (uuid: string): LayerUuid | null =>
+  uuid === NIL_UUID ? null : layerUuid(uuid);
 
 const toFacts = (native: NativeLayerFacts, path: string): LayerFacts => ({
   path,
   uuid: layerUuid(native.uuid),
-  parentUuid: orNull(native.parentUuid),
+  parentUuid: uuidOrNull(native.parentUuid),
   compression: compressionOf(native.codec),
   sizeBytes: bytes(native.fileBytes),
   virtualBytes: bytes(native.virtualBytes),
@@ -60,7 +62,8 @@ const toFacts = (native: NativeLayerFacts, path: string): LayerFacts => ({
 export function brokenLinks(layers: readonly LayerFacts[], partial: boolean): LayerReadError[] {
   return layers.flatMap((layer, position) => {
     const below = layers[position - 1];
-    const expected = below === undefined ? null : below.uuid;
+    // On a layer without a UUID sits one that names none.
+    const expected = below === undefined ? null : uuidOrNull(below.uuid);
     if (layer.parentUuid === expected || (below === undefined && partial)) return [];
     const wanted = expected ?? 'none';
     return [

@@ -5,16 +5,17 @@
  * hold, so that a snapshot that is retired meanwhile is still read to its end.
  */
 import { randomUUID } from 'node:crypto';
-import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { constants } from 'node:fs';
+import { lstat, mkdir, mkdtemp, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { decodeManifest, manifestBytesMax, type Manifest } from '../artifact/manifest.ts';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog, Layer } from '../catalog/catalog.ts';
 import { flattenStack, type Progress } from '../layer/flatten.ts';
 import { LayerStack } from '../layer/layer-stack.ts';
-import { exportOverlaybd, removeOverlaybd } from './overlaybd-export.ts';
-import { Failure, type FailureDetail, type Result } from '../result.ts';
+import { Failure, systemCode, type FailureDetail, type Result } from '../result.ts';
 import { bytes, holdId, type HoldId, type NodeId } from '../units.ts';
+import { exportOverlaybd, overlaybdFiles } from './overlaybd-export.ts';
 import type { RestoreHolds } from './restore-hold.ts';
 
 export interface MaterialiseDeps {
@@ -80,26 +81,83 @@ async function readHeld(
     throw new Failure({ kind: 'snapshot-without-memory', message });
   }
   const chain = orFail(await catalog.lineage(head.layer));
-  await mkdir(folder, { recursive: true });
   const memoryPath = join(folder, 'memory');
   const vmStatePath = join(folder, 'vm-state');
+  await requireFree(folder, ['memory', 'vm-state', ...overlaybdFiles]);
+  await using made = await MadeFiles.in(folder);
   const vmState = content.artifacts.find((each) => each.name === 'vm-state')?.artifact ?? null;
-  try {
-    await flatten(deps, chain, memoryPath, request);
-    if (vmState !== null) orFail(await store.fetch(vmState, vmStatePath, signal));
-    orFail(await exportOverlaybd(store, chain, folder));
-  } catch (error) {
-    await rm(memoryPath, { force: true });
-    await rm(vmStatePath, { force: true });
-    await removeOverlaybd(folder);
-    throw error;
+  await flatten(deps, chain, memoryPath, request);
+  made.add(memoryPath);
+  if (vmState !== null) {
+    orFail(await store.fetch(vmState, vmStatePath, signal));
+    made.add(vmStatePath);
+    await makePrivate(vmStatePath);
   }
+  orFail(await exportOverlaybd(store, chain, folder, (path) => made.add(path)));
+  signal.throwIfAborted();
+  made.keep();
   return {
     snapshotId: snapshot.id,
     manifest,
     memoryPath,
     vmStatePath: vmState === null ? null : vmStatePath,
   };
+}
+
+/** It holds what was in the guest's registers and devices; the store's own copy is readable. */
+async function makePrivate(path: string): Promise<void> {
+  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW);
+  try {
+    await file.chmod(0o600);
+  } finally {
+    await file.close();
+  }
+}
+
+/** Refuses before anything is written: what is there is somebody's. */
+async function requireFree(folder: string, names: readonly string[]): Promise<void> {
+  for (const name of names) {
+    const path = join(folder, name);
+    const there = await lstat(path).catch((error: unknown) => {
+      if (systemCode(error) === 'ENOENT') return null;
+      throw error;
+    });
+    if (there === null) continue;
+    const message = `${path} exists already: restore into another folder, or remove it first`;
+    throw new Failure({ kind: 'restore-target-exists', message });
+  }
+}
+
+/** What one call made in a folder; disposal removes it, and nothing else, unless it is kept. */
+class MadeFiles implements AsyncDisposable {
+  readonly #paths: string[] = [];
+  readonly #folder: string | null;
+  #kept = false;
+
+  /** @param folder set where this call made it */
+  private constructor(folder: string | null) {
+    this.#folder = folder;
+  }
+
+  static async in(folder: string): Promise<MadeFiles> {
+    const made = await mkdir(folder, { recursive: true, mode: 0o700 });
+    return new MadeFiles(made === undefined ? null : folder);
+  }
+
+  add(...paths: readonly string[]): void {
+    this.#paths.push(...paths);
+  }
+
+  keep(): void {
+    this.#kept = true;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.#kept) return;
+    for (const path of this.#paths) await rm(path, { force: true });
+    // Only where it is empty: somebody may have put something in it meanwhile.
+    if (this.#folder !== null) await rmdir(this.#folder).catch(() => undefined);
+  }
 }
 
 async function flatten(

@@ -2,7 +2,7 @@
  * What OverlayBD consumers open beside our own files (ADR 0042): `mem_image.json`, which names the
  * memory's layers as files of this node, and `firecracker-manifest.json`, which says how large it is.
  */
-import { rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Layer } from '../catalog/catalog.ts';
@@ -16,11 +16,13 @@ export const overlaybdFiles = ['mem_image.json', 'firecracker-manifest.json'] as
  * Writes both into `folder`, where every layer is a file of this node; else neither, since a path
  * is what they consist of. `true`: written.
  * @param chain bottom to top
+ * @param made told of each file that it has made
  */
 export async function exportOverlaybd(
   store: Pick<ArtifactStore, 'localPath'>,
   chain: readonly Layer[],
   folder: string,
+  made: (path: string) => void,
 ): Promise<Result<boolean, LayerWriteError>> {
   const layers = [];
   for (const { uuid, artifact } of chain) {
@@ -31,12 +33,11 @@ export async function exportOverlaybd(
   const [image, manifest] = overlaybdFiles;
   const written = await exportImageConfig({ layers, path: join(folder, image) });
   if (!written.ok) return written;
+  made(join(folder, image));
   const virtualSize = chain.at(-1)?.virtualBytes ?? 0;
   const text = { version: 1, vmState: {}, memory: { virtualSize }, attachedDrives: [] };
-  await writeFile(join(folder, manifest), `${JSON.stringify(text, null, 2)}\n`);
+  const path = join(folder, manifest);
+  await writeFile(path, `${JSON.stringify(text, null, 2)}\n`, { flag: 'wx' });
+  made(path);
   return ok(true);
-}
-
-export async function removeOverlaybd(folder: string): Promise<void> {
-  for (const name of overlaybdFiles) await rm(join(folder, name), { force: true });
 }
