@@ -8,7 +8,7 @@ import { GIB, MIB, PAGE_BYTES, pageCount } from '../../src/units.ts';
 import type { Vma } from '../../src/vmm/address-map.ts';
 import { emptyBitmap, fullBitmap, setPages } from '../../src/vmm/bitmap.ts';
 import { findByContent, type ProofRequest } from '../../src/vmm/region-proof.ts';
-import { attach } from './harness.ts';
+import { attach, errorOf, pagesOf } from './harness.ts';
 import { never } from './raw-server.ts';
 
 const memoryMib = 16;
@@ -115,4 +115,19 @@ test('two regions in one mapping, the second below the first, are found in mode 
   const end = (high + BigInt(64 * MIB)).toString(16);
   expect(end === low.toString(16), 'the kernel puts the second region below the first').toBe(true);
   expect(maps).not.toContain(`${low.toString(16)}-`);
+});
+
+test('a second region that nobody wrote leaves it open: mincore fails, dirty goes on', async () => {
+  await using attached = await attach({ dialect: 'firecracker', memoryMib: 3 * 1024 + 64 });
+  const { vm } = attached;
+  await vm.run({ pages: { pages: [...written] } });
+  await vm.pause();
+  const mincore = await attached.source('mincore');
+  expect(errorOf(await mincore.fetch(attached.newFetch())).kind).toBe('layout-unknown');
+  await vm.resume();
+  await vm.run({ pages: { pages: [...written] } });
+  await vm.pause();
+  const set = await attached.fetch(await attached.source('dirty'));
+  expect(set.bytes).toMatchObject({ kind: 'file' });
+  expect(pagesOf(set.selected)).toEqual(expect.arrayContaining(written));
 });
