@@ -156,7 +156,12 @@ export class BenchDaemon implements AsyncDisposable {
     const state = join(this.folder, 'state');
     const catalog = valueOf(await openCatalog({ url: `sqlite:${state}/catalog.db` }));
     try {
-      const store = valueOf(await FileArtifactStore.open({ root: join(state, 'artifacts') }));
+      const store = valueOf(
+        await FileArtifactStore.open({
+          root: join(state, 'artifacts'),
+          node: nodeId('bench'),
+        }),
+      );
       const folder = mkdtempSync(join(this.folder, 'restored-'));
       const signal = new AbortController().signal;
       const holds = directHolds(catalog, (_hold, error) => {

@@ -17,6 +17,7 @@ Napi::Object Init(Napi::Env env, Napi::Object exports) {
   varve::Put(abi, "regionBytes", static_cast<double>(sizeof(varve::Region)));
   exports.Set("abi", abi);
   varve::RegisterBitmap(env, exports);
+  varve::RegisterFiles(env, exports);
   varve::RegisterGuest(env, exports);
   varve::RegisterMemory(env, exports);
   varve::RegisterProcess(env, exports);

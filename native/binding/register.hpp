@@ -6,6 +6,7 @@
 namespace varve {
 
 void RegisterBitmap(Napi::Env env, Napi::Object exports);
+void RegisterFiles(Napi::Env env, Napi::Object exports);
 void RegisterGuest(Napi::Env env, Napi::Object exports);
 void RegisterMemory(Napi::Env env, Napi::Object exports);
 void RegisterProcess(Napi::Env env, Napi::Object exports);

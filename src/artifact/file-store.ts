@@ -22,8 +22,11 @@ import type { FileHandle } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 import { Failure, assert, err, ok, systemCode } from '../result.ts';
 import type { Result } from '../result.ts';
+import { systemClock } from '../clock.ts';
+import type { Clock } from '../clock.ts';
 import { MIB, artifactKey, bytes, isDigest } from '../units.ts';
-import type { ArtifactKey, Bytes } from '../units.ts';
+import type { ArtifactKey, Bytes, NodeId } from '../units.ts';
+import { createUnfinished, removeUnfinished, removeUnfinishedOf } from './unfinished.ts';
 import { artifactKinds, parseArtifactKey } from './store.ts';
 import type {
   ArtifactError,
@@ -44,33 +47,44 @@ const unlinkable = new Set(['EXDEV', 'EPERM', 'EMLINK', 'ENOTSUP', 'ENOSYS', 'EO
 
 export interface FileStoreConfig {
   readonly root: string;
+  /** Whose unfinished objects are this process's to make and to remove. */
+  readonly node: NodeId;
+  readonly clock?: Pick<Clock, 'nowMs'> | undefined;
   /** `auto` (default) links where it can; `never` always copies. */
   readonly hardLinks?: 'auto' | 'never' | undefined;
 }
 
 export class FileArtifactStore implements ArtifactStore {
   readonly #root: string;
+  readonly #node: NodeId;
   readonly #hardLinks: boolean;
   readonly #madeFolders = new Set<string>();
 
-  private constructor(root: string, hardLinks: boolean) {
+  private constructor(root: string, { node, hardLinks }: FileStoreConfig) {
     this.#root = root;
-    this.#hardLinks = hardLinks;
+    this.#node = node;
+    this.#hardLinks = hardLinks !== 'never';
   }
 
-  /** Makes the folder, and removes what interrupted puts of an earlier process left in it. */
+  /**
+   * Makes the folder, and removes what interrupted puts of an earlier process of this node left in
+   * it (`unfinished.ts`).
+   */
   static async open(config: FileStoreConfig): Promise<Result<FileArtifactStore, ArtifactError>> {
     try {
       await mkdir(join(config.root, TEMP_FOLDER), { recursive: true });
       const root = await realpath(config.root);
-      for await (const entry of await opendir(join(root, TEMP_FOLDER))) {
-        const owner = Number(/^(\d+)\./.exec(entry.name)?.[1] ?? Number.NaN);
-        if (!isAlive(owner)) await unlink(join(root, TEMP_FOLDER, entry.name));
-      }
-      return ok(new FileArtifactStore(root, config.hardLinks !== 'never'));
+      const nowMs = (config.clock ?? systemClock).nowMs();
+      await removeUnfinished(join(root, TEMP_FOLDER), config.node, nowMs);
+      return ok(new FileArtifactStore(root, config));
     } catch (error) {
       return err(toError(error, config.root, 'store-io'));
     }
+  }
+
+  /** Removes the unfinished objects of a node that will not be back. Returns how many there were. */
+  forgetNode(node: NodeId): Promise<Result<number, ArtifactError>> {
+    return guard(this.#root, () => removeUnfinishedOf(join(this.#root, TEMP_FOLDER), node));
   }
 
   /** The store's folder, without symbolic links. */
@@ -104,6 +118,8 @@ export class FileArtifactStore implements ArtifactStore {
         return artifact;
       },
       signal,
+      // No object is missing to a put: a folder is, or somebody removed what it was writing.
+      'store-io',
     );
   }
 
@@ -144,7 +160,7 @@ export class FileArtifactStore implements ArtifactStore {
       artifact.key,
       async () => {
         const temp = join(dirname(targetPath), `.${basename(targetPath)}.${randomUUID()}`);
-        await copyVerified(artifact, this.localPath(artifact.key), temp, signal);
+        await copyToNew(artifact, this.localPath(artifact.key), temp, signal);
         await moveInto(temp, targetPath, () =>
           Promise.reject(
             new Failure(fail('artifact-exists', artifact.key, `${targetPath} exists`)),
@@ -243,15 +259,25 @@ export class FileArtifactStore implements ArtifactStore {
     path: string,
     signal: AbortSignal,
   ): Promise<void> {
-    const temp = join(this.#root, TEMP_FOLDER, `${process.pid}.${randomUUID()}`);
-    await copyVerified(artifact, sourcePath, temp, signal);
-    await moveInto(temp, path, () => requireStored(artifact, path, signal));
+    const folder = join(this.#root, TEMP_FOLDER);
+    const { path: temp, file } = await createUnfinished(folder, this.#node);
+    try {
+      await copyVerified(artifact, sourcePath, file, signal);
+      await moveInto(temp, path, () => requireStored(artifact, path, signal));
+    } catch (error) {
+      await unlink(temp).catch(() => undefined);
+      throw error;
+    } finally {
+      await file.close();
+    }
   }
 
   /** A folder made here is durable in its parent before anything in it counts as stored. */
   async #makeFolder(path: string): Promise<void> {
-    if (this.#madeFolders.has(path)) return;
-    await mkdir(path, { recursive: true });
+    // Without this the store is not mounted, and nothing may be put in its place.
+    await stat(join(this.#root, TEMP_FOLDER));
+    const made = await mkdir(path, { recursive: true });
+    if (made === undefined && this.#madeFolders.has(path)) return;
     await syncPath(dirname(path));
     await syncPath(this.#root);
     this.#madeFolders.add(path);
@@ -309,30 +335,40 @@ async function requireStored(
 }
 
 /** Leaves a durable, read-only file with the right bytes at `temp`, or nothing. */
-async function copyVerified(
+async function copyToNew(
   artifact: StoredArtifact,
   sourcePath: string,
   temp: string,
   signal: AbortSignal,
 ): Promise<void> {
-  await using source = await openSource(artifact, sourcePath);
   const target = await open(temp, 'wx', 0o600);
   try {
-    const hex = await pump(source, signal, async (chunk) => {
-      for (let from = 0; from < chunk.length;) {
-        from += (await target.write(chunk, from)).bytesWritten;
-      }
-    });
-    requireSize(artifact, (await target.stat()).size);
-    requireDigest(artifact, hex);
-    await target.chmod(0o444);
-    await target.sync();
+    await copyVerified(artifact, sourcePath, target, signal);
     await target.close();
   } catch (error) {
     await target.close().catch(() => undefined);
     await unlink(temp).catch(() => undefined);
     throw error;
   }
+}
+
+/** Makes `target`, which is empty, a durable, read-only file with the right bytes. */
+async function copyVerified(
+  artifact: StoredArtifact,
+  sourcePath: string,
+  target: FileHandle,
+  signal: AbortSignal,
+): Promise<void> {
+  await using source = await openSource(artifact, sourcePath);
+  const hex = await pump(source, signal, async (chunk) => {
+    for (let from = 0; from < chunk.length;) {
+      from += (await target.write(chunk, from)).bytesWritten;
+    }
+  });
+  requireSize(artifact, (await target.stat()).size);
+  requireDigest(artifact, hex);
+  await target.chmod(0o444);
+  await target.sync();
 }
 
 /**
@@ -362,8 +398,9 @@ async function exists(path: string): Promise<boolean> {
   try {
     await stat(path);
     return true;
-  } catch {
-    return false;
+  } catch (error) {
+    if (systemCode(error) === 'ENOENT') return false;
+    throw error;
   }
 }
 
@@ -414,16 +451,6 @@ async function syncPath(path: string): Promise<void> {
   await handle.sync();
 }
 
-function isAlive(pid: number): boolean {
-  if (!Number.isSafeInteger(pid)) return false;
-  try {
-    process.kill(pid, 0);
-    return pid !== process.pid;
-  } catch (error) {
-    return systemCode(error) === 'EPERM';
-  }
-}
-
 const fail = (kind: ArtifactErrorKind, key: string, message: string): ArtifactError => ({
   kind,
   message,
@@ -434,13 +461,14 @@ async function guard<T>(
   key: string,
   work: () => Promise<T>,
   signal?: AbortSignal,
+  missing: 'artifact-missing' | 'store-io' = 'artifact-missing',
 ): Promise<Result<T, ArtifactError>> {
   try {
     return ok(await work());
   } catch (error) {
     if (error instanceof Failure) return err(error.detail as ArtifactError);
     if (signal?.aborted === true) return err(fail('cancelled', key, `${key}: cancelled`));
-    return err(toError(error, key, 'artifact-missing'));
+    return err(toError(error, key, missing));
   }
 }
 

@@ -3,7 +3,6 @@
  * is wrong.
  */
 import type { Command } from 'commander';
-import { FileArtifactStore } from '../artifact/file-store.ts';
 import type { ArtifactStore } from '../artifact/store.ts';
 import { openCatalog } from '../catalog/open.ts';
 import { Audit } from '../gc/audit.ts';
@@ -12,7 +11,7 @@ import { LayerStack } from '../layer/layer-stack.ts';
 import type { ArtifactKey } from '../units.ts';
 import { configFrom, exitCodes, print } from './context.ts';
 import { untilSignal } from './signals.ts';
-import { catalogOptions, valueOf } from './parts.ts';
+import { catalogOptions, openStore, valueOf } from './parts.ts';
 import { countText, sizeText, table } from './table.ts';
 
 interface FsckFlags {
@@ -56,7 +55,7 @@ export function addFsck(program: Command): void {
       const config = configFrom(command);
       const catalog = valueOf(await openCatalog(catalogOptions(config)));
       try {
-        const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+        const store = valueOf(await openStore(config));
         const deps = { database: catalog.database, store, readHeader: headerReader(store) };
         const options = { bytes: flags.bytes === true, repair: flags.repair === true };
         const report = await untilSignal((signal) => new Audit(deps, options).run(signal));

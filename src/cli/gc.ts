@@ -3,14 +3,13 @@
  * node left.
  */
 import type { Command } from 'commander';
-import { FileArtifactStore } from '../artifact/file-store.ts';
 import { openCatalog } from '../catalog/open.ts';
 import { Collector } from '../gc/collector.ts';
 import type { GcPreview, GcReport } from '../gc/collector.ts';
 import { gcConfigOf } from '../gc/service.ts';
 import { nodeId } from '../units.ts';
 import { configFrom, print } from './context.ts';
-import { catalogOptions, valueOf } from './parts.ts';
+import { catalogOptions, openStore, valueOf } from './parts.ts';
 import { untilSignal } from './signals.ts';
 import { countText, msText, sizeText, table, timeText } from './table.ts';
 
@@ -25,7 +24,7 @@ async function collect(command: Command, flags: GcFlags, signal: AbortSignal): P
   const config = configFrom(command);
   const catalog = valueOf(await openCatalog(catalogOptions(config)));
   try {
-    const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+    const store = valueOf(await openStore(config));
     const deps = { database: catalog.database, store, name: `cli:${config.node.id}` };
     const collector = new Collector(deps, gcConfigOf(config.gc));
     if (flags.runs === true) {
@@ -120,15 +119,19 @@ export function addNode(program: Command): void {
     .argument('<id>', 'a node that will not be back under this id')
     .description("release a dead node's holds and drop its unfinished uploads; its id is spent")
     .action(async (id: string, _flags: object, command: Command) => {
-      const catalog = valueOf(await openCatalog(catalogOptions(configFrom(command))));
+      const config = configFrom(command);
+      const catalog = valueOf(await openCatalog(catalogOptions(config)));
       try {
-        const done = valueOf(await catalog.forgetNode(nodeId(id)));
+        const forgotten = valueOf(await catalog.forgetNode(nodeId(id)));
+        const store = valueOf(await openStore(config));
+        const done = { ...forgotten, filesRemoved: valueOf(await store.forgetNode(nodeId(id))) };
         print(
           command,
           done,
           () =>
             `forgot ${id}: released ${countText(done.holdsReleased)} holds, ` +
-            `queued ${countText(done.uploadsReclaimed)} unfinished uploads for reclaim`,
+            `queued ${countText(done.uploadsReclaimed)} unfinished uploads for reclaim, ` +
+            `removed ${countText(done.filesRemoved)} unfinished files`,
         );
       } finally {
         await catalog.close();

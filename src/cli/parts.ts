@@ -2,6 +2,7 @@
 import { accessSync, constants, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { FileArtifactStore } from '../artifact/file-store.ts';
+import type { ArtifactError } from '../artifact/store.ts';
 import { Engine } from '../capture/engine.ts';
 import { CaptureService } from '../capture/service.ts';
 import type { Transactions } from '../catalog/database.ts';
@@ -104,6 +105,10 @@ export async function openParts(options: OpenOptions): Promise<Parts> {
   }
 }
 
+/** The artifact store of this node. */
+export const openStore = (config: Config): Promise<Result<FileArtifactStore, ArtifactError>> =>
+  FileArtifactStore.open({ root: config.paths.artifacts, node: nodeId(config.node.id) });
+
 async function open(options: OpenOptions, cleanups: Cleanups) {
   const { config, logger, supervise } = options;
   const { observability } = config;
@@ -123,7 +128,7 @@ async function open(options: OpenOptions, cleanups: Cleanups) {
   const opening = openCatalogOf(config, logger);
   const catalog = countHolds(opening.catalog, telemetry.metrics);
   cleanups.defer(() => catalog.close());
-  const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+  const store = valueOf(await openStore(config));
   const observer = createObserver({
     metrics: telemetry.metrics,
     tracer: telemetry.tracer,

@@ -1,6 +1,5 @@
 /** Commands on snapshots. All but `restore` ask the daemon. */
 import { Option, type Command } from 'commander';
-import { FileArtifactStore } from '../artifact/file-store.ts';
 import type { Content, Layer, Snapshot, SnapshotPage } from '../catalog/catalog.ts';
 import { openCatalog } from '../catalog/open.ts';
 import type { VmView } from '../capture/types.ts';
@@ -10,7 +9,7 @@ import type { FailureDetail } from '../result.ts';
 import { nodeId, type HoldId } from '../units.ts';
 import { clientFrom, segment, type Client } from './client.ts';
 import { configFrom, print, ProblemAnswer } from './context.ts';
-import { catalogOptions, valueOf } from './parts.ts';
+import { catalogOptions, openStore, valueOf } from './parts.ts';
 import { progressLine } from './progress.ts';
 import { untilSignal } from './signals.ts';
 import { sizeText, table, timeText } from './table.ts';
@@ -186,7 +185,7 @@ async function restore(
   const config = configFrom(command);
   const catalog = valueOf(await openCatalog(catalogOptions(config)));
   try {
-    const store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+    const store = valueOf(await openStore(config));
     // Its hold names a node: this one, whether or not a daemon ever ran here.
     const node = nodeId(config.node.id);
     valueOf(await catalog.registerNode({ nodeId: node }));

@@ -20,9 +20,10 @@ import { FileArtifactStore } from '../../src/artifact/file-store.ts';
 import { newArtifact } from '../../src/artifact/store.ts';
 import type { ArtifactError, ListedObject, StoredArtifact } from '../../src/artifact/store.ts';
 import type { Result } from '../../src/result.ts';
-import { artifactKey, bytes, digest } from '../../src/units.ts';
+import { artifactKey, bytes, digest, nodeId } from '../../src/units.ts';
 
 const signal = new AbortController().signal;
+const node = nodeId('test-node');
 const yes = () => Promise.resolve(true);
 const folders: string[] = [];
 let root: string;
@@ -44,7 +45,7 @@ const kindOf = (result: Result<unknown, ArtifactError>): string =>
   result.ok ? 'ok' : result.error.kind;
 
 const open = async (hardLinks: 'auto' | 'never' = 'auto'): Promise<FileArtifactStore> =>
-  value(await FileArtifactStore.open({ root, hardLinks }));
+  value(await FileArtifactStore.open({ root, node, hardLinks }));
 
 async function source(size = 3_000_000): Promise<{ artifact: StoredArtifact; sourcePath: string }> {
   const content = randomBytes(size);
@@ -168,7 +169,7 @@ test('the same store through a symbolic link or another spelling lists the same 
   const alias = join(dirname(root), 'alias');
   await symlink(root, alias);
   for (const spelling of [`${root}/`, alias, join(root, '..', 'store'), `${alias}//.`]) {
-    const store = value(await FileArtifactStore.open({ root: spelling }));
+    const store = value(await FileArtifactStore.open({ root: spelling, node }));
     expect((await listed(store)).map(({ key }) => key)).toEqual([artifact.key]);
   }
 });

@@ -97,7 +97,12 @@ export class Harness implements AsyncDisposable {
     cleanups.defer(() => this.catalog.close());
     const id = nodeId('test-node');
     valueOf(await this.catalog.registerNode({ nodeId: id }));
-    this.store = valueOf(await FileArtifactStore.open({ root: config.paths.artifacts }));
+    this.store = valueOf(
+      await FileArtifactStore.open({
+        root: config.paths.artifacts,
+        node: nodeId(config.node.id),
+      }),
+    );
     const engine = new Engine(config, silentObserver);
     cleanups.useAsync(engine);
     this.service = await CaptureService.start({

@@ -345,7 +345,9 @@ describe('SQLite faults', () => {
       expect(spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=16m', 'none', folder]).status).toBe(0);
       try {
         const catalog = value(await openCatalog({ url: `sqlite:${join(folder, 'catalog.db')}` }));
-        const store = value(await FileArtifactStore.open({ root: join(folder, 'store') }));
+        const store = value(
+          await FileArtifactStore.open({ root: join(folder, 'store'), node: NODE }),
+        );
         value(await catalog.registerNode({ nodeId: NODE }));
         const made = [];
         for (let count = 0; count < 20; count += 1) made.push(await publishOne(catalog));

@@ -7,7 +7,7 @@ import { Audit } from '../../src/gc/audit.ts';
 import type { AuditOptions, Finding, LayerHeader } from '../../src/gc/audit.ts';
 import type { ArtifactKey } from '../../src/units.ts';
 import { bytes } from '../../src/units.ts';
-import { onEachDialect, upload, uuid, value } from '../catalog/catalogs.ts';
+import { NODE, onEachDialect, upload, uuid, value } from '../catalog/catalogs.ts';
 import { World, signal } from './world.ts';
 
 onEachDialect('fsck', (dialect) => {
@@ -107,7 +107,9 @@ onEachDialect('fsck', (dialect) => {
   test('a store opened through another spelling of its path has nothing to report', async () => {
     await using world = await World.open(dialect);
     await world.publish({ layers: 3 });
-    const store = value(await FileArtifactStore.open({ root: `${world.root}/../store/` }));
+    const store = value(
+      await FileArtifactStore.open({ root: `${world.root}/../store/`, node: NODE }),
+    );
     const deps = {
       database: world.catalog.database,
       store,

@@ -19,7 +19,7 @@ const script = `
   const { Collector, gcDefaults } = await import('${dist}src/gc/collector.js');
   const [url, root, dieIn] = process.argv.slice(1);
   const catalog = (await openCatalog({ url, lockTimeoutMs: 600_000 })).value;
-  const store = (await FileArtifactStore.open({ root })).value;
+  const store = (await FileArtifactStore.open({ root, node: 'mortal' })).value;
   const after = async (name, work) => {
     const result = await work();
     if (name === dieIn) process.kill(process.pid, 'SIGKILL');

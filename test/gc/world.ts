@@ -66,7 +66,7 @@ export class World implements AsyncDisposable {
     const store =
       config.inMemory === true
         ? new MemoryArtifactStore()
-        : value(await FileArtifactStore.open({ root }));
+        : value(await FileArtifactStore.open({ root, node: NODE }));
     value(await catalog.registerNode({ nodeId: NODE }));
     return new World({ catalog, store, url, folder }, lockedOut);
   }

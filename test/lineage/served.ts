@@ -219,7 +219,12 @@ export async function rebuild(daemon: Daemon, snapshot: string): Promise<Materia
   const config = mustOk(loadConfig({ path: daemon.configPath }));
   const catalog = mustOk(await openCatalog({ url: config.catalog.url }));
   try {
-    const store = mustOk(await FileArtifactStore.open({ root: config.paths.artifacts }));
+    const store = mustOk(
+      await FileArtifactStore.open({
+        root: config.paths.artifacts,
+        node: nodeId(config.node.id),
+      }),
+    );
     const folder = mkdtempSync(join(daemon.folder, 'restore-'));
     const { signal } = new AbortController();
     const holds = directHolds(catalog, (hold, error) => {
