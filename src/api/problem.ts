@@ -127,6 +127,7 @@ export const httpStatus = {
   'unsupported-media-type': 415,
   'upload-missing': 409,
   'vm-exists': 409,
+  'vm-attached': 409,
   'vm-exited': 409,
   'vm-id-invalid': 422,
   'vm-not-started': 409,

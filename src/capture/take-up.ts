@@ -6,6 +6,7 @@ import type { CaptureId, HoldId, SnapshotId, VmId } from '../units.ts';
 import { withLocalChain, type ChainDeps } from './launch-chain.ts';
 import { refused, vmUnknown } from './refusals.ts';
 import type { Outcome, VmView } from './types.ts';
+import { bootId } from '../vmm/process-life.ts';
 import type { VmHandle } from './vm-handle.ts';
 import type { VmTable } from './vm-table.ts';
 
@@ -26,6 +27,10 @@ export interface LaunchedFrom {
   readonly byUs: boolean;
 }
 
+/** A program that is refused may go on with the VM as it is attached. */
+const ownerFacts = (error: { readonly kind: string; readonly vmId?: VmId }) =>
+  error.kind === 'vm-attached' && error.vmId !== undefined ? { vmId: error.vmId } : undefined;
+
 /** The handle is the table's from now on, or closed. Attaching the same process again is fine. */
 export function takeUp(
   deps: TakeUpDeps,
@@ -40,6 +45,7 @@ export function takeUp(
       socketPath: handle.client.socketPath,
       pid: handle.identity.pid,
       startTimeTicks: handle.identity.startTimeTicks,
+      bootId: bootId(),
       dialect: handle.facts.dialect,
       trackingMode: handle.source.kind,
       imageBytes: null,
@@ -53,7 +59,7 @@ export function takeUp(
         capabilities: handle.facts.capabilities,
       }),
     });
-    if (!attached.ok) return refused(attached.error);
+    if (!attached.ok) return refused(attached.error, ownerFacts(attached.error));
     kept = true;
     // A capture that runs goes on with the handle it has.
     const running = deps.runningOn(handle.vmId);

@@ -6,10 +6,10 @@
 import type { Clock } from '../clock.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { VmRecord } from '../lineage/vms.queries.ts';
-import { processStartTime } from '../native/guest.ts';
 import type { FailureDetail, Result } from '../result.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import { letRun } from '../vmm/let-run.ts';
+import { isAlive } from '../vmm/process-life.ts';
 import type { RunDeps } from './run.ts';
 import type { CaptureObserver } from './observer.ts';
 import type { VmTable } from './vm-table.ts';
@@ -31,8 +31,7 @@ const waitMsMax = 10_000;
 
 /** Whether the process that was attached still lives, whoever listens on its socket. */
 export function processLives(record: Pick<VmRecord, 'pid' | 'startTimeTicks'>): boolean {
-  const started = processStartTime(record.pid);
-  return started.error === 0 && started.ticks === record.startTimeTicks;
+  return isAlive(record);
 }
 
 export class Tending {

@@ -12,6 +12,8 @@ export type NodeDbError =
   | { readonly kind: 'node-db-corrupt'; readonly message: string }
   | { readonly kind: 'vm-unknown'; readonly message: string; readonly vmId: VmId }
   | { readonly kind: 'vm-exists'; readonly message: string; readonly vmId: VmId }
+  /** The process is attached, as this VM. */
+  | { readonly kind: 'vm-attached'; readonly message: string; readonly vmId: VmId }
   /** One of the VM's captures is active, or has not resumed it yet. HTTP 409. */
   | {
       readonly kind: 'capture-running';
@@ -45,6 +47,7 @@ export const retryable = {
   'node-db-corrupt': false,
   'vm-unknown': false,
   'vm-exists': false,
+  'vm-attached': false,
   'capture-running': true,
   'capture-unknown': false,
   'capture-step': false,

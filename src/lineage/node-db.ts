@@ -67,6 +67,7 @@ export class NodeDb {
       db.pragma(`journal_size_limit = ${journalBytesMax}`);
       db.exec('BEGIN IMMEDIATE; COMMIT');
       bringUpToDate(db);
+      db.transaction(() => vms.detachDoubles(db as Database, clock.nowMs())).immediate();
       warmUp();
       return ok(new NodeDb(db, clock));
     } catch (error) {

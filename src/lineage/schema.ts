@@ -161,8 +161,13 @@ CREATE TABLE suspect_queue (
 ) STRICT, WITHOUT ROWID;
 `;
 
+const step6 = `
+-- With pid and start time, one process for good: both begin anew with each boot. Null: of before.
+ALTER TABLE vm ADD COLUMN boot_id TEXT;
+`;
+
 /** In order; frozen once merged. */
-export const schemaSteps: readonly string[] = [step1, step2, step3, step4, step5];
+export const schemaSteps: readonly string[] = [step1, step2, step3, step4, step5, step6];
 
 /** The version this program writes. */
 export const schemaVersion = schemaSteps.length;

@@ -13,6 +13,8 @@ export interface AttachVm {
   readonly pid: number;
   /** Field 22 of /proc/<pid>/stat: with the pid, one process for good. */
   readonly startTimeTicks: bigint;
+  /** Of the kernel, as its own `boot_id` says; null: unknown. */
+  readonly bootId?: string | null;
   readonly dialect: string;
   readonly trackingMode: string;
   /** Null until the VM has booted and its layout is known. */
@@ -40,6 +42,8 @@ export interface VmRecord {
   readonly socketPath: string;
   readonly pid: number;
   readonly startTimeTicks: bigint;
+  /** Null where a program of before attached it. */
+  readonly bootId: string | null;
   readonly dialect: string;
   readonly trackingMode: string;
   readonly imageBytes: Bytes | null;
@@ -62,6 +66,7 @@ interface VmRow {
   readonly socket_path: string;
   readonly pid: number;
   readonly start_time_ticks: string;
+  readonly boot_id: string | null;
   readonly dialect: string;
   readonly tracking_mode: string;
   readonly image_bytes: number | null;
@@ -81,6 +86,7 @@ const toVm = (row: VmRow): VmRecord => ({
   socketPath: row.socket_path,
   pid: row.pid,
   startTimeTicks: BigInt(row.start_time_ticks),
+  bootId: row.boot_id,
   dialect: row.dialect,
   trackingMode: row.tracking_mode,
   imageBytes: row.image_bytes === null ? null : bytes(row.image_bytes),
@@ -121,6 +127,60 @@ function wasCleared(db: Database, v: AttachVm): boolean {
 }
 
 /**
+ * A VM is a process, whatever names it and its socket have: whatever clears its dirty set has one
+ * owner. A process of an earlier boot is gone, whoever has its number now.
+ */
+function refuseSecondOwner(db: Database, v: AttachVm): void {
+  const sql = `SELECT vm_id FROM vm
+    WHERE detached_at_ms IS NULL AND pid = ? AND start_time_ticks = ?
+    AND (boot_id IS NULL OR boot_id IS ?) ORDER BY attached_at_ms, vm_id`;
+  const owner = one<{ vm_id: string }>(
+    db,
+    sql,
+    v.pid,
+    v.startTimeTicks.toString(),
+    v.bootId ?? null,
+  );
+  if (owner === undefined) return;
+  refuse({
+    kind: 'vm-attached',
+    message: `process ${v.pid} is attached already, as VM ${owner.vm_id}`,
+    vmId: toVmId(owner.vm_id),
+  });
+}
+
+/**
+ * What programs of before allowed: one process under several names, whose captures cleared each
+ * other's dirty sets. The first keeps it; none of its sets is trusted. Returns the names let go of.
+ */
+export function detachDoubles(db: Database, nowMs: number): VmId[] {
+  const sql = `SELECT * FROM vm v WHERE detached_at_ms IS NULL AND EXISTS (
+      SELECT 1 FROM vm w WHERE w.detached_at_ms IS NULL AND w.vm_id <> v.vm_id
+        AND w.pid = v.pid AND w.start_time_ticks = v.start_time_ticks AND w.boot_id IS v.boot_id)
+    ORDER BY attached_at_ms, vm_id`;
+  const kept = new Set<string>();
+  const gone: VmId[] = [];
+  for (const vm of all<VmRow>(db, sql).map(toVm)) {
+    const process = `${vm.pid} ${vm.startTimeTicks}`;
+    setLost(db, vm.vmId, `process ${vm.pid} was attached under several names`);
+    const busy = vm.pausedBy !== null || hasUnfinished(db, vm.vmId);
+    if (kept.has(process) && !busy) {
+      detach(db, vm.vmId, nowMs);
+      gone.push(vm.vmId);
+    }
+    kept.add(process);
+  }
+  return gone;
+}
+
+const hasUnfinished = (db: Database, vmId: VmId): boolean =>
+  one(
+    db,
+    `SELECT 1 AS yes FROM capture_job WHERE vm_id = ? AND step NOT IN ('published', 'aborted')`,
+    vmId,
+  ) !== undefined;
+
+/**
  * Attaching the same process under the same id again returns the record as it is: it keeps the hold
  * that it owns.
  */
@@ -134,6 +194,7 @@ export function attach(db: Database, v: AttachVm): VmRecord {
       vmId: v.vmId,
     });
   }
+  refuseSecondOwner(db, v);
   const cleared = wasCleared(db, v);
   let lostReason: string | null = null;
   if (cleared) lostReason = `the tracking of process ${v.pid} was read before it was attached`;
@@ -144,8 +205,8 @@ export function attach(db: Database, v: AttachVm): VmRecord {
     db,
     `INSERT INTO vm (vm_id, socket_path, pid, start_time_ticks, dialect, tracking_mode, image_bytes,
       launch_head, memory_head, epoch, lost_reason, lost_if_clearing, read_cleared,
-      prepared_id, facts_json, attached_at_ms)
-     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)`,
+      prepared_id, facts_json, attached_at_ms, boot_id)
+     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?)`,
     v.vmId,
     v.socketPath,
     v.pid,
@@ -161,6 +222,7 @@ export function attach(db: Database, v: AttachVm): VmRecord {
     v.preparedId ?? null,
     v.factsJson ?? '{}',
     v.nowMs,
+    v.bootId ?? null,
   );
   if (v.hold != null) addOwner(db, v.hold, { kind: 'vm', id: v.vmId });
   return requireVm(db, v.vmId);

@@ -6,6 +6,7 @@ import { readFile } from 'node:fs/promises';
 import type { MemoryLayout } from '../memory.ts';
 import { err, ok, systemCode, type Result } from '../result.ts';
 import { vmmError, type VmmError } from './errors.ts';
+import { isGone } from './process-life.ts';
 
 /** One mapping. */
 export interface Vma {
@@ -66,10 +67,14 @@ async function readProc(pid: number, name: string): Promise<Result<string, VmmEr
     return ok(await readFile(path, 'utf8'));
   } catch (error) {
     const code = systemCode(error) ?? '';
-    if (code === 'ENOENT' || code === 'ESRCH') {
+    if (code === 'ESRCH' || (code === 'ENOENT' && isGone(pid))) {
       return err(vmmError('vm-exited', `the VM exited (pid ${pid})`, { code }));
     }
-    return err(notPermitted(`read ${path}`, code));
+    // A hidden process has no folder in /proc.
+    if (['EACCES', 'EPERM', 'ENOENT'].includes(code)) {
+      return err(notPermitted(`read ${path}`, code));
+    }
+    return err(vmmError('vmm-unreachable', `cannot read ${path} (${code})`, { code }));
   }
 }
 

@@ -52,8 +52,14 @@ export function identify(socketPath: string): Result<ProcessIdentity, VmmError> 
   const started = processStartTime(peer.pid);
   // The pid was free to be recycled between the first question and the pidfd: ask again.
   const again = peerCredentials(socketPath);
-  const held = started.error === 0 && again.error === 0 && again.pid === peer.pid;
-  if (!held || pidfdExited(opened.fd)) {
+  const unknown = started.error !== 0 ? started.error : again.error;
+  if (unknown !== 0 && !pidfdExited(opened.fd)) {
+    closeFd(opened.fd);
+    const code = errnoName(unknown);
+    const message = `cannot look at pid ${peer.pid} behind ${socketPath} (${code})`;
+    return err(vmmError('vmm-unreachable', message, { socketPath, code }));
+  }
+  if (unknown !== 0 || again.pid !== peer.pid || pidfdExited(opened.fd)) {
     closeFd(opened.fd);
     const message = `the process behind ${socketPath} (pid ${peer.pid}) exited just now`;
     return err(vmmError('vm-exited', message, { socketPath }));
@@ -116,10 +122,8 @@ class PinnedProcess implements ProcessIdentity {
     const exited = this.hasExited();
     const peer = peerCredentials(this.socketPath);
     if (peer.error === 0 && peer.pid > 0 && peer.pid !== this.pid) return 'replaced';
-    if (exited) return 'exited';
-    const started = processStartTime(this.pid);
-    if (started.error !== 0) return 'exited';
-    return started.ticks === this.startTimeTicks ? 'same' : 'replaced';
+    // A process that lives keeps its number; an error of anything else says nothing of it.
+    return exited ? 'exited' : 'same';
   }
 
   onExit(signal: AbortSignal): Promise<void> {
@@ -196,5 +200,7 @@ function pidError(socketPath: string, pid: number, error: number): VmmError {
   if (code === 'ESRCH') {
     return vmmError('vm-exited', `the process behind ${socketPath} (pid ${pid}) exited`, more);
   }
-  return vmmError('permission-denied', `cannot pin pid ${pid} with a pidfd (${code})`, more);
+  const denied = code === 'EPERM' || code === 'EACCES';
+  const kind = denied ? 'permission-denied' : 'vmm-unreachable';
+  return vmmError(kind, `cannot pin pid ${pid} with a pidfd (${code})`, more);
 }

@@ -10,6 +10,7 @@ import { PAGE_BYTES, pageCount, pagesExact } from '../units.ts';
 import { notPermitted, type BackedSpan, type Backing } from './address-map.ts';
 import { emptyBitmap, setPages } from './bitmap.ts';
 import { vmmError, type VmmError } from './errors.ts';
+import { isGone } from './process-life.ts';
 
 /** Guest memory looked at per call: a few milliseconds where all of it is there. */
 const SCAN_BYTES = 2 ** 30;
@@ -55,13 +56,15 @@ function rowsWithin(layout: MemoryLayout, start: number, length: number): BigUin
 
 function scanError(pid: number, error: number): VmmError {
   const code = errnoName(error);
-  if (code === 'ESRCH' || code === 'ENOENT') {
+  if (code === 'ESRCH' || (code === 'ENOENT' && isGone(pid))) {
     return vmmError('vm-exited', `the VM exited (pid ${pid})`, { code });
   }
-  if (code === 'EPERM' || code === 'EACCES') {
+  if (code === 'EPERM' || code === 'EACCES' || code === 'ENOENT') {
     return notPermitted(`read the page map of pid ${pid}`, code);
   }
+  const busy = ['EMFILE', 'ENFILE', 'ENOMEM', 'EINTR', 'EAGAIN'].includes(code);
   const message = `the page map of pid ${pid} cannot be read (${code})`;
+  if (busy) return vmmError('vmm-unreachable', message, { code });
   return vmmError('tracking-unsupported', message, { code });
 }
 
