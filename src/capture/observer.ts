@@ -23,7 +23,7 @@ export interface CaptureObserver extends Gauges {
   readonly frozen: (capture: CaptureView, frozenMs: number) => void;
   readonly publishFailed: (
     capture: CaptureView,
-    failure: { kind: string; message: string },
+    failure: { kind: string; message: string; retryable: boolean },
   ) => void;
   /** The capture is committed, published or aborted; each of the states it reaches, once. */
   readonly reached: (capture: CaptureView) => void;

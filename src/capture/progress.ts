@@ -8,7 +8,7 @@ import type { Freeze } from '../pipeline/freeze.ts';
 import { overlapMs, type Span, type StageMeasure } from '../pipeline/meter.ts';
 import type { FailureDetail } from '../result.ts';
 import type { StageName } from '../stage-names.ts';
-import type { Published } from '../stages/publish.ts';
+import type { Published, PublishFailure } from '../stages/publish.ts';
 import type { CaptureId, VmId } from '../units.ts';
 import type { DirtySource } from '../vmm/source.ts';
 import type { Counts } from './compose.ts';
@@ -112,9 +112,9 @@ export class CaptureProgress {
     if (this.#result !== null) this.#result = publishedAs(this.#result, published);
   }
 
-  publishFailed(failure: FailureDetail): void {
-    this.#failure = { kind: failure.kind, message: failure.message };
-    this.#observer.publishFailed(this.view(), this.#failure);
+  publishFailed({ kind, message, retryable }: PublishFailure): void {
+    this.#failure = { kind, message };
+    this.#observer.publishFailed(this.view(), { kind, message, retryable });
     this.#tell();
   }
 

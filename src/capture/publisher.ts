@@ -22,14 +22,12 @@ import { randomUUID } from 'node:crypto';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { encodeManifest } from '../artifact/manifest.ts';
-import { artifactRetryable, type ArtifactStore, type StoredArtifact } from '../artifact/store.ts';
+import type { ArtifactStore, StoredArtifact } from '../artifact/store.ts';
 import type { Catalog, NewLayer, NewUpload } from '../catalog/catalog.ts';
 import type { PublishRequest, Snapshot } from '../catalog/catalog.ts';
-import { catalogRetryable } from '../catalog/errors.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import { crashPoint } from '../crash-points.ts';
-import { retryable as lineageRetryable } from '../lineage/failures.ts';
 import type { CaptureJob } from '../lineage/jobs.queries.ts';
 import type { NodeDb } from '../lineage/node-db.ts';
 import type { LocalLayer } from '../lineage/layers.queries.ts';
@@ -76,17 +74,36 @@ interface Attempt {
   manifest: Upload | undefined;
 }
 
-/**
- * Refusals that another try answers differently: its intents are recorded anew, its predecessor may
- * be there.
- */
-const laterRetryable = new Set(['layer-missing', 'upload-missing', 'layer-conflict']);
+/** Another try brings its objects under new names; its predecessor may be there by then. */
+const renamed: ReadonlySet<string> = new Set([
+  'artifact-conflict',
+  'artifact-exists',
+  'artifact-missing',
+  'layer-conflict',
+  'layer-missing',
+  'upload-missing',
+]);
+
+const CAPTURE_AGAIN = 'not tried again: capture the VM once more, which publishes these pages too';
 
 /**
- * Somebody may bring the catalog up to date, back or in order; what is committed waits for that, as
- * the daemon does that goes on trying to open it.
+ * Why a publish can never be, and what to do. Whatever else fails is tried again, since the epoch is
+ * committed: somebody may bring back the catalog, the node's registration, a disk or a file.
  */
-const mendable = new Set(['catalog-newer', 'catalog-older', 'catalog-corrupt', 'node-forgotten']);
+const hopeless: Readonly<Record<string, string>> = {
+  'catalog-closed': 'the daemon stops: its next start publishes this',
+  'chain-too-deep': CAPTURE_AGAIN,
+  'content-conflict': CAPTURE_AGAIN,
+  'hold-conflict': CAPTURE_AGAIN,
+  'request-invalid': CAPTURE_AGAIN,
+  'snapshot-conflict': CAPTURE_AGAIN,
+};
+
+/** What somebody must do before another try can succeed. */
+const remedies: Readonly<Record<string, string>> = {
+  'source-missing': 'tried again until the file is back: mount its disk, or restore it',
+  'digest-mismatch': 'tried again until the local file is whole: restore it',
+};
 
 export class Publisher {
   readonly #deps: PublisherDeps;
@@ -227,7 +244,7 @@ export class Publisher {
   /** P5, P6. Never rejects: what fails here must not hide why the try failed. */
   async #failed(captureId: CaptureId, { kind, retryable }: PublishFailure): Promise<void> {
     try {
-      if (!retryable || laterRetryable.has(kind)) await this.#giveUp(captureId);
+      if (!retryable || renamed.has(kind)) await this.#giveUp(captureId);
       if (kind === 'layer-missing') await this.#findForgotten(captureId);
     } catch (error) {
       const facts = { captureId, error: failureOf(error) };
@@ -411,22 +428,12 @@ function newLayer(layer: LocalLayer, upload: Upload): NewLayer {
   };
 }
 
-/** What node.db cannot do; what it refuses is not asked for by a publish. */
-const nodeDbRetryable = Object.fromEntries(
-  Object.entries(lineageRetryable).filter(([kind]) => kind.startsWith('node-db-')),
-);
-
 function publishFailureOf(error: unknown): PublishFailure {
-  const detail = failureOf(error);
-  return { ...detail, retryable: isRetryable(detail) };
-}
-
-function isRetryable(detail: FailureDetail): boolean {
-  const tables: Readonly<Record<string, boolean>> = {
-    ...catalogRetryable,
-    ...artifactRetryable,
-    ...nodeDbRetryable,
+  const { kind, message } = failureOf(error);
+  const advice = hopeless[kind] ?? remedies[kind];
+  return {
+    kind,
+    message: advice === undefined ? message : `${message} (${advice})`,
+    retryable: hopeless[kind] === undefined,
   };
-  if (laterRetryable.has(detail.kind) || mendable.has(detail.kind)) return true;
-  return tables[detail.kind] ?? detail.kind.startsWith('state-');
 }

@@ -93,7 +93,8 @@ function captureEvents(deps: ObserverDeps): Omit<CaptureObserver, 'queue' | 'sla
     frozen: (capture, frozenMs) => metrics.frozen(frozenMs, capture.stages),
     publishFailed(capture, failure) {
       metrics.publishFailed(failure.kind);
-      loggerOf(capture).warn({ failure }, 'publish failed and will be tried again');
+      const next = failure.retryable ? 'will be' : 'cannot be';
+      loggerOf(capture).warn({ failure }, `publish failed and ${next} tried again`);
     },
     reached(capture) {
       finish(capture, followed.get(capture.captureId), metrics);

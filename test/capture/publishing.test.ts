@@ -1,9 +1,12 @@
 /** Publishes that come late, twice, out of turn, or under a name that is gone. */
+import { mkdir, rename, writeFile } from 'node:fs/promises';
+import { dirname } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import { parseArtifactKey } from '../../src/artifact/store.ts';
 import type { Catalog } from '../../src/catalog/catalog.ts';
 import type { OpenCatalog } from '../../src/catalog/open.ts';
 import { Collector } from '../../src/gc/collector.ts';
+import type { LocalLayer } from '../../src/lineage/layers.queries.ts';
 import { NodeDb } from '../../src/lineage/node-db.ts';
 import { err } from '../../src/result.ts';
 import { bytes, digest as toDigest, nodeId, snapshotId } from '../../src/units.ts';
@@ -102,7 +105,7 @@ test('what an earlier life had stored is given up when the catalog is back, with
 
 test.each(
   // Of a newer program, damaged, without this node: the daemon stays up and goes on trying.
-  ['catalog-newer', 'catalog-corrupt', 'node-forgotten'] as const,
+  ['catalog-newer', 'catalog-corrupt', 'node-forgotten', 'node-unknown'] as const,
 )('a committed capture waits until a catalog is as it was: %s', async (kind) => {
   let refusals = 0;
   await using harness = await Harness.make(
@@ -121,6 +124,102 @@ test.each(
   const result = await harness.published(vmId, { resumeAfter: 'commit' });
   expect(refusals).toBe(3);
   await expectWholeManifest(harness, result.snapshotId);
+});
+
+/** What befalls the first try of a publish, by its layer, and what mends it before the second. */
+interface Mishap {
+  readonly kind: string;
+  readonly befalls: (harness: Harness, layer: LocalLayer) => Promise<void>;
+  readonly mends: (harness: Harness, layer: LocalLayer) => Promise<void>;
+}
+
+const nothing = (): Promise<void> => Promise.resolve();
+const away = (path: string): string => `${path}.away`;
+
+const mishaps: Readonly<Record<string, Mishap>> = {
+  'its layer file is not to be found': {
+    kind: 'source-missing',
+    befalls: (_harness, { path }) => rename(path, away(path)),
+    mends: (_harness, { path }) => rename(away(path), path),
+  },
+  'the store is not mounted': {
+    kind: 'store-io',
+    befalls: ({ store }) => rename(store.root, away(store.root)),
+    mends: ({ store }) => rename(away(store.root), store.root),
+  },
+  'other bytes are under its name': {
+    kind: 'artifact-exists',
+    befalls: async ({ catalog, store }) => {
+      for (const { key } of valueOf(await catalog.listUploads(nodeId('test-node')))) {
+        await mkdir(dirname(store.localPath(key)), { recursive: true });
+        await writeFile(store.localPath(key), 'torn');
+      }
+    },
+    mends: nothing,
+  },
+};
+
+test.each(Object.entries(mishaps))('a publish is tried again when %s', async (_, mishap) => {
+  const failures: string[] = [];
+  const seen = { isNamed: false, isMended: false };
+  await using harness: Harness = await Harness.make(
+    eager,
+    { publishFailed: (_capture, { kind }) => failures.push(kind) },
+    {
+      around: withCalls((real) => ({
+        recordUpload: async (...call) => {
+          const answer = await real.recordUpload(...call);
+          const [layer] = harness.nodeDb.localLayers();
+          if (!seen.isNamed && layer !== undefined) await mishap.befalls(harness, layer);
+          seen.isNamed = true;
+          return answer;
+        },
+        show: async (...call) => {
+          const [layer] = harness.nodeDb.localLayers();
+          if (!seen.isMended && failures.length === 1 && layer !== undefined) {
+            seen.isMended = true;
+            await mishap.mends(harness, layer);
+          }
+          return await real.show(...call);
+        },
+      })),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const result = await harness.published(vmId, { resumeAfter: 'commit' });
+  expect(failures).toEqual([mishap.kind]);
+  await expectWholeManifest(harness, result.snapshotId);
+  expect(valueOf(await harness.catalog.listUploads(nodeId('test-node')))).toEqual([]);
+});
+
+test('a publish that can never be says what to do, and its pages are in the next snapshot', async () => {
+  const failures: { kind: string; retryable: boolean }[] = [];
+  let refusals = 1;
+  await using harness = await Harness.make(
+    eager,
+    { publishFailed: (_capture, failure) => failures.push(failure) },
+    {
+      around: withPublish((real, request) =>
+        refusals-- > 0
+          ? Promise.resolve(err({ kind: 'snapshot-conflict', message: 'taken', subject: '' }))
+          : real.publish(request),
+      ),
+    },
+  );
+  await using vm = await harness.vm({ dialect: 'e2b', memoryMib: 16 });
+  const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
+  const left = await harness.capture(vmId);
+  expect(left).toMatchObject({
+    status: 'committed',
+    failure: { message: expect.stringContaining('capture the VM once more') as string },
+  });
+  expect(failures).toMatchObject([{ kind: 'snapshot-conflict', retryable: false }]);
+  const { snapshotId: next } = await harness.published(vmId);
+  await expectWholeManifest(harness, next);
+  const head = harness.nodeDb.memoryChain(vmId)?.layers.at(-1)?.uuid;
+  if (head === undefined) throw new Error('the VM has no layer');
+  expect(valueOf(await harness.catalog.lineage(head))).toHaveLength(2);
 });
 
 test('a capture whose layer a later one published first is published on it', async () => {
