@@ -95,6 +95,7 @@ export const httpStatus = {
   'mass-delete': 409,
   'manifest-invalid': 500,
   'memory-file-bad': 502,
+  'vmm-file-bad': 502,
   'no-memory': 409,
   'node-db-corrupt': 500,
   'node-db-io': 500,

@@ -34,7 +34,7 @@ import type { CaptureObserver } from './observer.ts';
 import type { Prepared } from './preparation.ts';
 import type { NewEntry } from './prepared-entries.ts';
 import type { PublishPlan } from './publish-plan.ts';
-import { makeDurable, removeLeftovers, type LazyFile } from './staging.ts';
+import { takeState, removeLeftovers, type LazyFile } from './staging.ts';
 import { standStill, type StandStill } from './stand-still.ts';
 import type { CaptureRequest, ResumeAfter } from './types.ts';
 import { foundRight, type Verification, type VerifyReport } from './verify.ts';
@@ -89,6 +89,8 @@ export interface Composition {
   readonly commitEpoch: (sealed: SealedLayer, plan: PublishPlan) => void;
   readonly committed: () => Promise<void>;
   readonly vmStatePath: () => string | null;
+  /** The VM's state is ours now, in this file. */
+  readonly tookState: (path: string) => void;
   readonly publishOnce: (
     plan: PublishPlan,
     layer: SealedLayer,
@@ -270,7 +272,10 @@ function dirtyBitmapStage(
         signal,
       );
       noteShadow(c, fetched);
-      if (fetched.bytes.kind === 'file') await c.memoryFile.open(fetched.bytes.path);
+      if (fetched.bytes.kind === 'file') {
+        const bytesMax = prepared.layout.imageBytes;
+        await c.memoryFile.open(fetched.bytes.path, { uid: vm.identity.uid, bytesMax });
+      }
       return fetched;
     },
     record: c.recordSet,
@@ -342,8 +347,11 @@ function commitStage(
       syncVmState: async () => {
         const path = c.vmStatePath();
         if (path === null) return;
-        await makeDurable(path);
-        await c.entry?.keepState(path);
+        const bytesMax = c.config.capture.stateMax;
+        const { uid } = c.vm.identity;
+        const own = await takeState(prepared.folder, path, { uid, bytesMax });
+        c.tookState(own);
+        await c.entry?.keepState(own);
       },
       sealing: () => c.sealing(prepared.layerPath),
       commitEpoch: (sealed) => c.commitEpoch(sealed, plan()),

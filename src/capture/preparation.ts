@@ -21,7 +21,7 @@ import { orThrow } from './failure.ts';
 import { openChain } from './open-chain.ts';
 import { parentPages } from './parent-pages.ts';
 import type { RunDeps } from './run.ts';
-import { layerPath, makeStagingFolder } from './staging.ts';
+import { layerPath, makeStagingFolder, vmmFolder } from './staging.ts';
 import type { CaptureRequest } from './types.ts';
 import type { VmHandle } from './vm-handle.ts';
 
@@ -69,12 +69,12 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
   }
   requireSameSize(vm, nodeDb.getVm(vm.vmId)?.imageBytes ?? null, layout);
   cleanups.use(await engine.enter('commit', signal));
-  const folder = await makeStagingFolder(config, captureId);
+  const folder = await makeStagingFolder(config, captureId, vm.identity.uid);
   await deps.entry?.makeFolder();
   crashPoint('folder-made');
   const uuid = layerUuid(randomUUID());
   const path = layerPath(config, uuid);
-  const memFilePath = join(folder, 'memory');
+  const memFilePath = join(vmmFolder(folder), 'memory');
   const intent = orThrow(
     nodeDb.begin(vm.vmId, captureId, {
       clearsOnRead: vm.source.clearsOnRead,
@@ -103,7 +103,7 @@ export async function prepare(of: PreparationOf): Promise<Prepared> {
     writer,
     layerPath: path,
     folder,
-    statePath: join(folder, 'vm-state'),
+    statePath: join(vmmFolder(folder), 'vm-state'),
     memFilePath,
     pausedByOwner,
     still: await stillGuest(of),

@@ -200,6 +200,7 @@ export class CaptureRun {
       entry: this.#deps.entry,
       memoryFile,
       vmStatePath: () => this.#vmStatePath,
+      tookState: (path) => (this.#vmStatePath = path),
       fetching: () => (this.#fetchAttempted = true),
       sealing: (path) => (this.#unsealedPath = path),
       commitEpoch: (sealed, plan) => {

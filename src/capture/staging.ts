@@ -1,28 +1,54 @@
-import { mkdir, open, rm, type FileHandle } from 'node:fs/promises';
+import { chmod, chown, mkdir, rm, type FileHandle } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Config } from '../config/schema.ts';
 import { syncDirectory } from '../layer/flatten.ts';
 import type { CaptureId, LayerUuid } from '../units.ts';
+import { openVmmFile, takeVmmFile, type VmmFileLimits } from '../vmm/vmm-file.ts';
 import type { CaptureObserver } from './observer.ts';
 
-/** Where a capture's VM state and memory files are, until they are published. */
+/**
+ * Where a capture's files are until they are published: ours, and in a folder of its own those that the
+ * VMM writes. Of the outer one the VMM may do no more than walk through.
+ */
 export function stagingFolder(config: Config, captureId: CaptureId): string {
   return join(config.paths.staging, captureId);
 }
 
 /** Made before the pause, so that a folder that can't be made stops no VM. */
-export async function makeStagingFolder(config: Config, captureId: CaptureId): Promise<string> {
+export async function makeStagingFolder(
+  config: Config,
+  captureId: CaptureId,
+  vmmUid: number,
+): Promise<string> {
   const folder = stagingFolder(config, captureId);
-  await mkdir(folder, { recursive: true, mode: 0o770 });
+  await mkdir(folder, { recursive: true });
+  await chmod(folder, 0o711);
+  const inner = vmmFolder(folder);
+  await mkdir(inner);
+  // Not left to the umask. Where we may, it is the VMM's alone.
+  const isRoot = process.getuid?.() === 0;
+  if (isRoot) await chown(inner, vmmUid, process.getgid?.() ?? 0);
+  await chmod(inner, isRoot ? 0o700 : 0o770);
   return folder;
 }
 
-/** A file that a VMM wrote in the staging folder of a capture, with the folders that name it. */
-export async function makeDurable(path: string): Promise<void> {
-  await using file = await open(path, 'r');
-  await file.sync();
-  await syncDirectory(dirname(path));
-  await syncDirectory(dirname(dirname(path)));
+/** Where the VMM writes. */
+export const vmmFolder = (folder: string): string => join(folder, 'vmm');
+
+/** Our copy of the VM's state. */
+export const ownStatePath = (folder: string): string => join(folder, 'vm-state');
+
+/** Takes the VM's state over from the VMM, durable, with the folders that name it. */
+export async function takeState(
+  folder: string,
+  path: string,
+  limits: VmmFileLimits,
+): Promise<string> {
+  const own = ownStatePath(folder);
+  await takeVmmFile(path, own, limits);
+  await syncDirectory(folder);
+  await syncDirectory(dirname(folder));
+  return own;
 }
 
 /**
@@ -63,8 +89,8 @@ export function preparedFolder(config: Config, preparedId: string): string {
 export class LazyFile {
   #handle: FileHandle | undefined;
 
-  async open(path: string): Promise<void> {
-    this.#handle ??= await open(path, 'r');
+  async open(path: string, limits: VmmFileLimits): Promise<void> {
+    this.#handle ??= (await openVmmFile(path, limits)).file;
   }
 
   fd(): number {

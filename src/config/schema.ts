@@ -151,6 +151,9 @@ const capture = z
       .max(1024)
       .prefault(16)
       .describe('Captures of all VMs that may be unfinished at once; more are refused as busy.'),
+    state_max: byteSize({ min: '4KiB', max: '4GiB' })
+      .prefault('64MiB')
+      .describe('Largest VM state file that is taken from a VMM.'),
     verify: z
       .strictObject({
         every: z

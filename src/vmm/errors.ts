@@ -18,6 +18,7 @@ export type VmmErrorKind =
   | 'layout-changed'
   | 'layout-unknown'
   | 'memory-file-bad'
+  | 'vmm-file-bad'
   | 'swap-on';
 
 export interface VmmError {
@@ -54,6 +55,7 @@ export const vmmErrorRetryable = {
   'layout-changed': false,
   'layout-unknown': false,
   'memory-file-bad': false,
+  'vmm-file-bad': false,
   'swap-on': false,
 } satisfies Record<VmmErrorKind, boolean>;
 

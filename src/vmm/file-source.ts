@@ -9,7 +9,7 @@
  * all: then the VMM writes a full memory file, of which what the parent has already is dropped,
  * except in the capture that finds this out.
  */
-import { open, rm, stat } from 'node:fs/promises';
+import { lstat, rm } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { errnoName, fileExtentsInTurns } from '../native/guest.ts';
@@ -29,6 +29,7 @@ import { completeSelection, startedFromImage, type PageView, type Selection } fr
 import type { DirtySource, FetchedSet, FetchRequest, ParentPages, TrackingMode } from './source.ts';
 import { StateAlone } from './state-alone.ts';
 import { requireNoSwap, trackingNow } from './still-safe.ts';
+import { openVmmFile } from './vmm-file.ts';
 
 export class FileSource implements DirtySource {
   readonly kind: TrackingMode;
@@ -58,7 +59,7 @@ export class FileSource implements DirtySource {
     this.#tracked = deps.facts.machineConfig.track_dirty_pages;
     this.#removesPages = deps.facts.capabilities.removesPages;
     this.#readSwaps = deps.readSwaps;
-    this.#stateAlone = new StateAlone(deps.client);
+    this.#stateAlone = new StateAlone(deps.client, deps.identity.uid);
     this.#diffsUntracked = !isBefore113(deps.facts.version);
     this.clearsOnRead = kind === 'dirty';
   }
@@ -173,6 +174,7 @@ export class FileSource implements DirtySource {
     await stateSaved(signal);
     return readExtents(files.memFilePath, layout, {
       socketPath: this.#client.socketPath,
+      uid: this.#identity.uid,
       everything: type === 'Full',
       signal,
     });
@@ -323,7 +325,7 @@ interface Placed {
 /** A Diff is merged into a file that is already there, whose old extents would count as dirty. */
 async function requireAbsent(path: string): Promise<void> {
   try {
-    await stat(path);
+    await lstat(path);
   } catch (error) {
     if (systemCode(error) === 'ENOENT') return;
     const code = systemCode(error) ?? '';
@@ -335,21 +337,24 @@ async function requireAbsent(path: string): Promise<void> {
 async function readExtents(
   path: string,
   layout: MemoryLayout,
-  o: { readonly socketPath: string; readonly everything: boolean; readonly signal: AbortSignal },
+  o: {
+    readonly socketPath: string;
+    /** Of the VMM's process. */
+    readonly uid: number;
+    readonly everything: boolean;
+    readonly signal: AbortSignal;
+  },
 ): Promise<PageBitmap> {
   const { socketPath, everything, signal } = o;
   const pages = pagesExact(layout.imageBytes);
   const bad = (problem: string): never =>
     orFail(err(vmmError('memory-file-bad', `the VMM's memory file ${path} ${problem}`)));
-  const file = await open(path, 'r').catch((error: unknown) =>
-    bad(`cannot be opened (${systemCode(error) ?? String(error)})`),
-  );
+  const limits = { uid: o.uid, bytesMax: Number.MAX_SAFE_INTEGER };
+  const { file, sizeBytes } = await openVmmFile(path, limits);
   try {
-    const found = await file.stat();
-    if (!found.isFile()) bad('is not a file');
-    if (found.size !== layout.imageBytes) {
+    if (sizeBytes !== layout.imageBytes) {
       const message =
-        `the memory layout of the VM at ${socketPath} changed: its memory file has ${found.size} ` +
+        `the memory layout of the VM at ${socketPath} changed: its memory file has ${sizeBytes} ` +
         `bytes, and ${layout.imageBytes} were expected`;
       orFail(err(vmmError('layout-changed', message, { socketPath })));
     }

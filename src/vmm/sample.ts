@@ -2,6 +2,7 @@
  * Whether a memory file and a paused VM's memory are the same at the same image offsets: proves a
  * layout that the address map only suggests, since two regions side by side look like one.
  */
+import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import type { MemoryLayout, PageBitmap } from '../memory.ts';
 import { bitmapAnd, bitmapCount, coalesceBatch, readProcess } from '../native/guest.ts';
@@ -110,7 +111,9 @@ function spread(pages: PageBitmap, samplesMax: number): PageBitmap {
 /** One after the other. */
 async function readFilePages(path: string, pages: readonly number[]): Promise<Buffer> {
   const bytes = Buffer.alloc(pages.length * PAGE_BYTES);
-  const file = await open(path, 'r');
+  // Looked at when its extents were read; whatever is there now, nobody waits for it.
+  const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants;
+  const file = await open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   try {
     for (const [at, page] of pages.entries()) {
       await file.read(bytes, at * PAGE_BYTES, PAGE_BYTES, page * PAGE_BYTES);

@@ -4,21 +4,25 @@
  * state complete, and nothing else done. It documents neither, so the first such refusal is only
  * believed where it names the memory file and the state ends with its own checksum.
  */
-import { readFile, rm, stat } from 'node:fs/promises';
+import { lstat, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { crc64 } from '../crc64.ts';
 import type { VmmClient } from './client.ts';
 import { orFail, type VmmError } from './errors.ts';
+import { openVmmFile } from './vmm-file.ts';
 
 /** Real ones are some ten KiB; a larger one is not looked through in a pause. */
 const STATE_BYTES_MAX = 4 * 1024 * 1024;
 
 export class StateAlone {
   readonly #client: VmmClient;
+  readonly #uid: number;
   #works: boolean | null = null;
 
-  constructor(client: VmmClient) {
+  /** @param uid of the VMM's process */
+  constructor(client: VmmClient, uid: number) {
     this.#client = client;
+    this.#uid = uid;
   }
 
   /** Null until it was tried. */
@@ -53,10 +57,19 @@ export class StateAlone {
 
   /** Looked through once per VMM; later the refusal says enough. */
   async #isWhole(path: string): Promise<boolean> {
-    const found = await stat(path).catch(() => null);
-    if (found?.isFile() !== true || found.size === 0) return false;
-    if (this.#works === true) return true;
-    return found.size <= STATE_BYTES_MAX && crc64(await readFile(path)) === 0n;
+    if ((await lstat(path).catch(() => null)) === null) return false;
+    const limits = { uid: this.#uid, bytesMax: STATE_BYTES_MAX };
+    const { file, sizeBytes } = await openVmmFile(path, limits);
+    try {
+      if (sizeBytes === 0) return false;
+      if (this.#works === true) return true;
+      // No more than there was: it may grow meanwhile.
+      const state = Buffer.alloc(sizeBytes);
+      const { bytesRead } = await file.read(state, 0, sizeBytes, 0);
+      return bytesRead === sizeBytes && crc64(state) === 0n;
+    } finally {
+      await file.close();
+    }
   }
 }
 

@@ -124,7 +124,7 @@ test('a VM state that is gone by the commit aborts the capture, and the next is 
       stage: (capture, stage, state) => {
         if (!strike || stage !== 'dirty-bitmap' || state !== 'ended') return;
         strike = false;
-        rmSync(join(harness.config.paths.staging, capture.captureId, 'vm-state'));
+        rmSync(join(harness.config.paths.staging, capture.captureId, 'vmm', 'vm-state'));
       },
     },
   );
@@ -132,7 +132,7 @@ test('a VM state that is gone by the commit aborts the capture, and the next is 
   const { vmId } = await harness.attach(vm, { trackingMode: 'dirty' });
   const failed = await harness.capture(vmId);
   expect(failed.status).toBe('aborted');
-  expect(failed.failure?.kind).toBe('state-io');
+  expect(failed.failure?.kind).toBe('vmm-file-bad');
   expect(failed.failure?.message).toContain('vm-state');
   expect(failed.vmRunning).toBe(true);
   expect(await harness.leftovers()).toEqual({ layers: [], staging: [] });

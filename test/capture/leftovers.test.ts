@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { stagingFolder } from '../../src/capture/staging.ts';
+import { stagingFolder, vmmFolder } from '../../src/capture/staging.ts';
 import { captureId } from '../../src/units.ts';
 import { Harness, valueOf } from './harness.ts';
 
@@ -69,7 +69,7 @@ busyTest('a published capture whose files cannot be removed is published, once',
     {},
     {
       stage: ({ captureId: id }, stage) => {
-        const memory = join(stagingFolder(harness.config, id), 'memory');
+        const memory = join(vmmFolder(stagingFolder(harness.config, id)), 'memory');
         if (stage !== 'pause' && existsSync(memory)) busy.make(memory);
       },
       publishFailed: (_capture, failure) => tried.push(failure.message),
