@@ -65,6 +65,7 @@ export const httpStatus = {
   'catalog-corrupt': 500,
   'catalog-full': 507,
   'catalog-io': 500,
+  'catalog-integer': 500,
   'catalog-newer': 500,
   'catalog-older': 500,
   'catalog-timeout': 504,

@@ -1,6 +1,7 @@
 /**
  * Why the catalog did not do what it was asked: the database failed, or the request was refused.
  */
+import { Failure } from '../result.ts';
 
 /** The database could not be used. Nothing is known to be wrong with the request. */
 export type CatalogErrorKind =
@@ -12,6 +13,8 @@ export type CatalogErrorKind =
   | 'catalog-timeout'
   | 'catalog-full'
   | 'catalog-io'
+  /** A stored integer is beyond ±(2^53 − 1): reading it as a number would round it. */
+  | 'catalog-integer'
   /** Rows contradict each other, or the file is damaged. */
   | 'catalog-corrupt'
   /** Written by a newer program whose changes this one cannot live with. */
@@ -25,6 +28,14 @@ export interface CatalogError {
   readonly message: string;
 }
 
+/** A database integer as a number, or `catalog-integer`: the same on every dialect. */
+export function exactInteger(value: bigint): number {
+  const number = Number(value);
+  if (Number.isSafeInteger(number)) return number;
+  const message = `the catalog holds the integer ${value}, which is beyond 2^53`;
+  throw new Failure<CatalogError>({ kind: 'catalog-integer', message });
+}
+
 /** Whether the same call may succeed later without anyone changing anything. */
 export const catalogRetryable = {
   'catalog-unavailable': true,
@@ -32,6 +43,7 @@ export const catalogRetryable = {
   'catalog-timeout': true,
   'catalog-full': true,
   'catalog-io': true,
+  'catalog-integer': false,
   'catalog-corrupt': false,
   'catalog-newer': false,
   'catalog-older': false,

@@ -16,8 +16,8 @@ import type { PostgresPoolClient } from 'kysely';
 import pg from 'pg';
 import type { Clock } from '../clock.ts';
 import { Failure, systemCode } from '../result.ts';
-import { exactNumber } from '../units.ts';
 import type { DialectPort, StatementEvent, Verdict } from './database.ts';
+import { exactInteger } from './errors.ts';
 import type { CatalogError } from './errors.ts';
 import type { CatalogSchema } from './schema.ts';
 
@@ -145,7 +145,7 @@ const INT8_OID: number = pg.types.builtins.INT8;
 /** int8 as a number that is exact, or an error: never a rounded one, never text. */
 function typeParser(oid: number, format?: 'text' | 'binary'): unknown {
   if (oid === INT8_OID && format !== 'binary') {
-    return (text: string): number => exactNumber(BigInt(text), 'a database integer');
+    return (text: string): number => exactInteger(BigInt(text));
   }
   return textParserOf(oid, format);
 }

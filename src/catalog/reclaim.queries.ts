@@ -2,6 +2,7 @@
  * Table `reclaim`: objects that nothing in the catalog needs any more, whose bytes are to be
  * deleted.
  */
+import { sql } from 'kysely';
 import type { ColumnType } from 'kysely';
 import type { ArtifactKind, StoredArtifact } from '../artifact/store.ts';
 import type { ArtifactKey, Bytes, Digest } from '../units.ts';
@@ -126,16 +127,22 @@ export async function unclaimReclaims(
 
 export interface Backlog {
   readonly objects: number;
-  readonly bytes: number;
+  /** A decimal number: the sum may be beyond what a number holds exactly. */
+  readonly bytes: string;
 }
+
+/** Sizes are summed in halves, neither of which overflows: SQLite's sum ends at 2^63. */
+const HALF = 2 ** 32;
 
 export async function reclaimBacklog(tx: Tx): Promise<Backlog> {
   const row = await tx.db
     .selectFrom('reclaim')
     .select((eb) => [
       eb.fn.countAll<number>().as('objects'),
-      eb.cast<number | null>(eb.fn.sum('size_bytes'), 'bigint').as('bytes'),
+      sql<string | null>`CAST(SUM(size_bytes / ${sql.lit(HALF)}) AS TEXT)`.as('high'),
+      sql<string | null>`CAST(SUM(size_bytes % ${sql.lit(HALF)}) AS TEXT)`.as('low'),
     ])
     .executeTakeFirstOrThrow();
-  return { objects: row.objects, bytes: row.bytes ?? 0 };
+  const sum = BigInt(row.high ?? 0) * BigInt(HALF) + BigInt(row.low ?? 0);
+  return { objects: row.objects, bytes: sum.toString() };
 }

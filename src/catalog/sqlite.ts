@@ -10,11 +10,13 @@ import { dirname } from 'node:path';
 import SqliteConnection from 'better-sqlite3';
 import { CompiledQuery, Kysely, SqliteDialect, SqliteDriver, sql } from 'kysely';
 import type { DatabaseConnection, Driver, SqliteDialectConfig, TransactionSettings } from 'kysely';
+import type { SqliteDatabase } from 'kysely';
 import type { Clock } from '../clock.ts';
 import { Failure, assert, systemCode } from '../result.ts';
 import { MIB } from '../units.ts';
 import { backoffMs } from './database.ts';
 import type { DialectPort, StatementEvent, Verdict } from './database.ts';
+import { exactInteger } from './errors.ts';
 import type { CatalogError, CatalogErrorKind } from './errors.ts';
 import type { CatalogSchema } from './schema.ts';
 
@@ -24,6 +26,33 @@ const columnTypes = { text: 'TEXT', int8: 'INTEGER', suffix: ' STRICT, WITHOUT R
 const RESERVE_BYTES = 4 * MIB;
 const JOURNAL_BYTES_MAX = 64 * MIB;
 const CACHE_KIB = 64 * 1024;
+
+/** Integers as numbers that are exact, or an error: the driver alone would round them. */
+function exactly(db: SqliteConnection.Database): SqliteDatabase {
+  return {
+    close: () => db.close(),
+    prepare: (text) => {
+      const statement = db.prepare<unknown[], Record<string, unknown>>(text);
+      const { reader } = statement;
+      if (reader) statement.safeIntegers(true);
+      return {
+        reader,
+        all: (parameters) => statement.all(parameters).map(exactRow),
+        run: (parameters) => statement.run(parameters),
+        iterate: function* (parameters) {
+          for (const row of statement.iterate(parameters)) yield exactRow(row);
+        },
+      };
+    },
+  };
+}
+
+function exactRow(row: Record<string, unknown>): Record<string, unknown> {
+  for (const [column, value] of Object.entries(row)) {
+    if (typeof value === 'bigint') row[column] = exactInteger(value);
+  }
+  return row;
+}
 
 class ImmediateDriver extends SqliteDriver {
   readonly #db: SqliteConnection.Database;
@@ -48,8 +77,9 @@ class ImmediateDialect extends SqliteDialect {
   readonly #config: SqliteDialectConfig;
   readonly #db: SqliteConnection.Database;
   constructor(db: SqliteConnection.Database) {
-    super({ database: db });
-    this.#config = { database: db };
+    const database = exactly(db);
+    super({ database });
+    this.#config = { database };
     this.#db = db;
   }
   override createDriver(): Driver {

@@ -60,9 +60,9 @@ function planText(plan: GcPreview): string {
     ['contents', countText(plan.contents.length)],
     ['layers', countText(plan.layers.length)],
     ['objects', countText(plan.artifacts.length)],
-    ['bytes', sizeText(plan.bytes)],
+    ['bytes', sizeText(Number(plan.bytes))],
     ['queued by earlier runs', countText(plan.backlog.objects)],
-    ['bytes of those', sizeText(plan.backlog.bytes)],
+    ['bytes of those', sizeText(Number(plan.backlog.bytes))],
   ];
   const guard = plan.massDelete ? '\nThe mass-delete guard would stop this run: see --force.' : '';
   const layers = plan.layers.map((uuid) => `\n  layer ${uuid}`).join('');

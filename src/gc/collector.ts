@@ -70,7 +70,7 @@ export interface GcReport {
 
 export interface GcPreview extends GcPlan {
   /** Of `artifacts`. */
-  readonly bytes: number;
+  readonly bytes: string;
   /** Queued by earlier runs, uploads given up on included. */
   readonly backlog: Backlog;
   /** The guard would stop this run. */
@@ -110,8 +110,13 @@ export class Collector {
       const { database } = this.#deps;
       const plan = await loadPlan(database, signal);
       const backlog = await database.read('backlog', reclaimBacklog);
-      const bytes = plan.artifacts.reduce((sum, { sizeBytes }) => sum + sizeBytes, 0);
-      return { ...plan, bytes, backlog, massDelete: await this.#tooMany(plan.artifacts.length) };
+      const sum = plan.artifacts.reduce((all, { sizeBytes }) => all + BigInt(sizeBytes), 0n);
+      return {
+        ...plan,
+        bytes: sum.toString(),
+        backlog,
+        massDelete: await this.#tooMany(plan.artifacts.length),
+      };
     });
   }
 

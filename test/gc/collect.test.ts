@@ -45,7 +45,7 @@ onEachDialect('collecting', (dialect) => {
     expect(report.contentsDeleted).toBe(plan.contents.length);
     expect(report.layersCondemned).toBe(plan.layers.length);
     expect(report.objectsReclaimed).toBe(plan.artifacts.length);
-    expect(report.bytesReclaimed).toBe(plan.bytes);
+    expect(String(report.bytesReclaimed)).toBe(plan.bytes);
     expect(await world.readable(kept.contentId)).toBe(4);
   });
 
