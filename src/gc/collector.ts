@@ -62,6 +62,7 @@ export interface GcReport {
   readonly contentsDeleted: number;
   readonly layersCondemned: number;
   readonly objectsReclaimed: number;
+  /** At most 2^53 − 1: what is beyond is not counted. */
   readonly bytesReclaimed: number;
   readonly holdsTrimmed: number;
   readonly snapshotsTrimmed: number;
@@ -194,7 +195,11 @@ export class Collector {
       signal.throwIfAborted();
       const batch = await this.#withReserve(() => reclaimBatch(this.#deps, this.#config, signal));
       counts.objectsReclaimed += batch.objects;
-      counts.bytesReclaimed += batch.bytes;
+      // Recorded as one integer, which has to be read again.
+      counts.bytesReclaimed = Math.min(
+        counts.bytesReclaimed + batch.bytes,
+        Number.MAX_SAFE_INTEGER,
+      );
       if (batch.claimed === 0) return;
     }
   }

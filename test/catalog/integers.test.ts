@@ -32,6 +32,16 @@ onEachDialect('integers', (dialect) => {
     expect(most.bytes).toBe((3n * BigInt(top)).toString());
   });
 
+  test('a run that reclaims more than a number holds is recorded as the most that one does', async () => {
+    await using world = await withUploads();
+    const { database } = world.catalog;
+    const collector = new Collector({ database, store: world.store, name: 'test' });
+    const report = value(await collector.run({ force: true }, signal));
+    expect(report).toMatchObject({ objectsReclaimed: 3, bytesReclaimed: Number.MAX_SAFE_INTEGER });
+    const [run] = value(await collector.runs(1));
+    expect(run?.bytesReclaimed).toBe(Number.MAX_SAFE_INTEGER);
+  });
+
   test('an integer that no number holds is refused with its own kind, and the next read goes on', async () => {
     await using world = await withUploads();
     const { database } = world.catalog;
