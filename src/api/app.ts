@@ -10,7 +10,7 @@ import type { Config } from '../config/load.ts';
 import type { Logger } from '../observability/log.ts';
 import type { Metrics } from '../observability/metrics.ts';
 import { nodeId } from '../units.ts';
-import { authenticate, guardHost } from './auth.ts';
+import { authenticate, guardHost, guardOrigin } from './auth.ts';
 import { captureRoutes } from './captures.ts';
 import { gcRoutes, type GcControl } from './gc.ts';
 import { holdRoutes, volumeRoutes } from './holds.ts';
@@ -39,6 +39,25 @@ function routeOf(routes: ReturnType<typeof matchedRoutes>): string {
   return patterns.at(-1) ?? 'none';
 }
 
+/** What may be asked of a path, in order; none where there is no such path. */
+function methodsOf(
+  routes: readonly { readonly method: string; readonly path: string }[],
+  path: string,
+): string[] {
+  const parts = path.split('/');
+  const fits = (pattern: string): boolean => {
+    const wanted = pattern.split('/');
+    return (
+      wanted.length === parts.length &&
+      wanted.every((part, i) => (part.startsWith(':') ? parts[i] !== '' : part === parts[i]))
+    );
+  };
+  const own = routes.filter((route) => knownMethods.has(route.method) && fits(route.path));
+  const methods = new Set(own.map((route) => route.method));
+  if (methods.has('GET')) methods.add('HEAD');
+  return [...methods].sort();
+}
+
 function observe(deps: ApiDeps): MiddlewareHandler<ApiEnv> {
   const { clock, logger, metrics } = deps;
   return async (c, next) => {
@@ -65,11 +84,18 @@ export function createApi(deps: ApiDeps): OpenAPIHono<ApiEnv> {
   const app = newRouter();
   app.onError(onError(deps.logger));
   app.notFound((c) => {
-    const error = refused('route-missing', `there is no ${c.req.method} ${c.req.path}`);
-    return problemAnswer(c, error.detail);
+    const { method, path } = c.req;
+    const allowed = methodsOf(app.routes, path);
+    if (allowed.length === 0) {
+      return problemAnswer(c, refused('route-missing', `there is no ${method} ${path}`).detail);
+    }
+    c.header('Allow', allowed.join(', '));
+    const message = `${method} is not possible on ${path}, only ${allowed.join(', ')}`;
+    return problemAnswer(c, refused('method-not-allowed', message).detail);
   });
   app.use(observe(deps));
   app.use(guardHost(tokens));
+  app.use(guardOrigin(tokens));
   app.use(authenticate(tokens));
   app.use(limitBody(config.server.bodyMax));
   app.use(idempotency(deps.clock));

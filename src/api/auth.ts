@@ -77,6 +77,37 @@ export function needs(scope: Scope): MiddlewareHandler<ApiEnv> {
   };
 }
 
+const changesNothing = new Set(['GET', 'HEAD', 'OPTIONS']);
+
+/** Whether the page that sends the request is another server's. Programs send neither header. */
+function isForeign(of: { origin?: string; host: string; site?: string }): boolean {
+  if (of.site !== undefined && of.site !== 'same-origin' && of.site !== 'none') return true;
+  if (of.origin === undefined) return false;
+  return !URL.canParse(of.origin) || new URL(of.origin).host !== of.host;
+}
+
+/**
+ * Without tokens, any page that a browser on this host shows could send requests that change something,
+ * even ones without a body. Browsers say where a request comes from.
+ */
+export function guardOrigin(tokens: Config['auth']['tokens']): MiddlewareHandler<ApiEnv> {
+  return async (c, next) => {
+    const host = c.req.header('host') ?? '';
+    const origin = c.req.header('origin');
+    const site = c.req.header('sec-fetch-site');
+    const from = {
+      host,
+      ...(origin === undefined ? {} : { origin }),
+      ...(site === undefined ? {} : { site }),
+    };
+    if (tokens.length === 0 && !changesNothing.has(c.req.method) && isForeign(from)) {
+      const message = 'without [[auth.tokens]], requests of pages of other servers are refused';
+      throw refused('origin-refused', message);
+    }
+    await next();
+  };
+}
+
 const localHost = /^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$/i;
 
 /**

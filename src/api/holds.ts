@@ -7,6 +7,7 @@ import { needs } from './auth.ts';
 import { problemResponses, valueOf } from './problem.ts';
 import { newRouter } from './router.ts';
 import {
+  aliasSchema,
   holdSchema,
   jsonAnswer,
   jsonBody,
@@ -121,7 +122,7 @@ const createVolume = createRoute({
   tags: ['volumes'],
   summary: 'Create a volume backed by a content.',
   middleware: needs('admin'),
-  request: { body: jsonBody(z.strictObject({ id: nameSchema, contentId: referenceSchema })) },
+  request: { body: jsonBody(z.strictObject({ id: aliasSchema, contentId: referenceSchema })) },
   responses: { 201: jsonAnswer(volumeSchema, 'Created.'), ...problemResponses },
 });
 

@@ -13,6 +13,8 @@ export type RequestErrorKind =
   | 'body-too-large'
   | 'forbidden'
   | 'host-refused'
+  | 'method-not-allowed'
+  | 'origin-refused'
   | 'idempotency-key-busy'
   | 'idempotency-key-reused'
   | 'internal'
@@ -82,6 +84,8 @@ export const httpStatus = {
   'hold-conflict': 409,
   'hold-released': 409,
   'host-refused': 403,
+  'method-not-allowed': 405,
+  'origin-refused': 403,
   'idempotency-conflict': 422,
   'idempotency-key-busy': 409,
   'idempotency-key-reused': 422,
@@ -173,8 +177,14 @@ interface WithFacts extends FailureDetail {
   readonly errors?: readonly { readonly pointer: string; readonly detail: string }[];
 }
 
+/** Words of kinds that are written in capitals. */
+const shortNames = new Set(['vm', 'vmm', 'db', 'io', 'cpu']);
+
 const title = (kind: string): string => {
-  const words = kind.replaceAll('-', ' ');
+  const words = kind
+    .split('-')
+    .map((word) => (shortNames.has(word) ? word.toUpperCase() : word))
+    .join(' ');
   return words.charAt(0).toUpperCase() + words.slice(1);
 };
 

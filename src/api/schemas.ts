@@ -4,6 +4,7 @@
  */
 import { z } from '@hono/zod-openapi';
 import { stageNames } from '../capture/types.ts';
+import { isName, NAME_RULE } from '../catalog/check.ts';
 import { precopyRoundsMax } from '../config/pipeline.schema.ts';
 
 /** Names that people choose: VMs, volumes, nodes. */
@@ -12,6 +13,11 @@ export const nameSchema = z
   .regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/, 'must be 1 to 128 of A-Z a-z 0-9 . _ -');
 /** An id or an alias, as it can stand in a path. */
 export const referenceSchema = z.string().min(1).max(256);
+/** A name that is given for good: by the catalog's own rule, so that it is refused before anything else. */
+export const aliasSchema = z
+  .string()
+  .refine(isName, { error: `must be ${NAME_RULE}` })
+  .describe(`${NAME_RULE.charAt(0).toUpperCase()}${NAME_RULE.slice(1)}.`);
 export const pathSchema = z.string().min(1).max(4096);
 const timeMs = z.int().min(0);
 const sizeBytes = z.int().min(0);
@@ -53,7 +59,7 @@ export const captureRequestSchema = z
   .strictObject({
     resumeAfter: resumeAfter.optional(),
     dedup: dedup.optional(),
-    alias: referenceSchema.optional(),
+    alias: aliasSchema.optional(),
     pauseDeadlineMs: z.int().min(10).max(3_600_000).optional(),
     precopyRounds: z.int().min(0).max(precopyRoundsMax).optional(),
     verify: z.boolean().optional(),

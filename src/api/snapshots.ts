@@ -7,6 +7,7 @@ import { needs } from './auth.ts';
 import { problemResponses, valueOf } from './problem.ts';
 import { newRouter } from './router.ts';
 import {
+  aliasSchema,
   contentSchema,
   jsonAnswer,
   jsonBody,
@@ -117,7 +118,7 @@ const addAlias = createRoute({
   summary: 'Name a snapshot, for good.',
   middleware: needs('capture'),
   request: {
-    body: jsonBody(z.strictObject({ alias: referenceSchema, snapshotId: referenceSchema })),
+    body: jsonBody(z.strictObject({ alias: aliasSchema, snapshotId: referenceSchema })),
   },
   responses: { 201: jsonAnswer(snapshotSchema, 'Named.'), ...problemResponses },
 });

@@ -25,6 +25,7 @@ import { encodeManifest } from '../artifact/manifest.ts';
 import type { ArtifactStore, StoredArtifact } from '../artifact/store.ts';
 import type { Catalog, NewLayer, NewUpload } from '../catalog/catalog.ts';
 import type { PublishRequest, Snapshot } from '../catalog/catalog.ts';
+import { isName, NAME_RULE } from '../catalog/check.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import { crashPoint } from '../crash-points.ts';
@@ -317,7 +318,7 @@ export class Publisher {
     crashPoint('artifacts-stored');
     const published = await catalog.publish(request);
     if (published.ok) return published.value.snapshot;
-    if (published.error.kind !== 'alias-taken') throw new Failure(published.error);
+    if (!isAboutAlias(published.error)) throw new Failure(published.error);
     // The epoch is committed: a name that somebody else took meanwhile must not keep it from being
     // published. Whoever looks at the capture is told.
     return orThrow(await catalog.publish({ ...request, alias: undefined })).snapshot;
@@ -412,9 +413,14 @@ export class Publisher {
   }
 }
 
+/** A name that the catalog refuses for good, whatever for. */
+const isAboutAlias = (error: { readonly kind: string; readonly subject?: string }): boolean =>
+  error.kind === 'alias-taken' || (error.kind === 'request-invalid' && error.subject === 'alias');
+
 function aliasProblem(plan: PublishPlan, snapshot: Snapshot): FailureDetail | null {
   const { alias } = plan;
   if (alias === null || snapshot.aliases.includes(alias)) return null;
+  if (!isName(alias)) return { kind: 'request-invalid', message: `alias: must be ${NAME_RULE}` };
   return { kind: 'alias-taken', message: `alias ${alias} was taken before this was published` };
 }
 

@@ -6,6 +6,7 @@ import { randomUUID } from 'node:crypto';
 import { mkdir } from 'node:fs/promises';
 import type { ArtifactStore } from '../artifact/store.ts';
 import type { Catalog } from '../catalog/catalog.ts';
+import { isName, NAME_RULE } from '../catalog/check.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/schema.ts';
 import type { CaptureJob, NewJob } from '../lineage/jobs.queries.ts';
@@ -429,6 +430,9 @@ export class CaptureService implements Captures {
   /** An alias names one snapshot for good: a taken one is refused before anything is paused. */
   async #aliasProblem(request: CaptureRequest): Promise<ServiceError | null> {
     if (request.alias === undefined) return null;
+    if (!isName(request.alias)) {
+      return { kind: 'request-invalid', message: `alias: must be ${NAME_RULE}` };
+    }
     const known = await this.#deps.catalog.show(request.alias);
     if (known.ok) {
       const message = `alias ${request.alias} names snapshot ${known.value.id} already`;

@@ -41,13 +41,13 @@ function pattern(field: string, value: unknown, allowed: RegExp, what: string): 
   }
 }
 
+/** The rule of all names that users choose, in words. */
+export const NAME_RULE =
+  'a name of 1 to 128 lowercase letters, digits, "-", "_" and single dots, that begins with a letter ' +
+  'or digit';
+
 export const checkName = (field: string, value: unknown): void =>
-  pattern(
-    field,
-    value,
-    namePattern,
-    'a name of 1 to 128 lowercase letters, digits, "-", "_" and single dots',
-  );
+  pattern(field, value, namePattern, NAME_RULE);
 
 export const checkForeignName = (field: string, value: unknown): void =>
   pattern(
