@@ -289,7 +289,8 @@ export class FileSource implements DirtySource {
     const { socketPath } = this.#client;
     const message =
       `the memory of the VM at ${socketPath} was not found in its address space, which tracking ` +
-      `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here`;
+      `mode ${this.kind} needs ${this.#tracked ? 'when dirty tracking is on ' : ''}here. It is ` +
+      'found by what the guest has written: capture again once it has, or attach it in mode dirty';
     return vmmError('layout-unknown', message, { socketPath });
   }
 
