@@ -81,8 +81,8 @@ async function readProc(pid: number, name: string): Promise<Result<string, VmmEr
 /** What is missing when the kernel does not let us look into the VMM. */
 export function notPermitted(what: string, code: string): VmmError {
   const message =
-    `may not ${what} (${code}): the daemon needs the VMM's user id or CAP_SYS_PTRACE, ` +
-    'and kernel.yama.ptrace_scope below 2';
+    `may not ${what} (${code}): the daemon needs the VMM's user id, or both CAP_SYS_PTRACE and ` +
+    'CAP_DAC_READ_SEARCH, and kernel.yama.ptrace_scope below 2';
   return vmmError('permission-denied', message, { code });
 }
 

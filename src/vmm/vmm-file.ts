@@ -4,10 +4,13 @@
  * following a link or waiting for anybody; what was opened is looked at, and only that is read.
  */
 import { constants } from 'node:fs';
-import { copyFile, open, type FileHandle } from 'node:fs/promises';
+import { open, type FileHandle } from 'node:fs/promises';
 import { systemCode } from '../result.ts';
 import { err } from '../result.ts';
 import { orFail, vmmError } from './errors.ts';
+
+/** Copied at a time. */
+const PART_BYTES = 1024 * 1024;
 
 export interface VmmFileLimits {
   /** Of the VMM's process. */
@@ -30,7 +33,7 @@ export async function openVmmFile(
     const found = await file.stat();
     if (!found.isFile()) bad(path, 'is not a regular file');
     if (found.nlink !== 1) bad(path, `has ${found.nlink} names`);
-    if (found.uid !== limits.uid && found.uid !== process.getuid?.()) {
+    if (found.uid !== limits.uid) {
       bad(path, `is of user ${found.uid}, the VMM of user ${limits.uid}`);
     }
     if (found.size > limits.bytesMax) {
@@ -44,8 +47,8 @@ export async function openVmmFile(
 }
 
 /**
- * Copies such a file, sharing blocks where the file system can, into a new one of ours, durable, that
- * only we may read. Throws what `orFail` throws; then there is no copy to be used.
+ * Copies such a file, as large as it was when it was opened, into a new one of ours, durable, that only
+ * we may read. Throws what `orFail` throws; then there is no copy to be used.
  */
 export async function takeVmmFile(
   path: string,
@@ -54,17 +57,18 @@ export async function takeVmmFile(
 ): Promise<void> {
   const { file, sizeBytes } = await openVmmFile(path, limits);
   try {
-    const { COPYFILE_EXCL, COPYFILE_FICLONE } = constants;
-    // By the descriptor: the name may be of another file by now.
-    const source = `/proc/self/fd/${file.fd}`;
-    await copyFile(source, target, COPYFILE_EXCL | COPYFILE_FICLONE);
-    const own = await open(target, constants.O_RDWR | constants.O_NOFOLLOW);
+    const own = await open(target, 'wx', 0o600);
     try {
-      await own.chmod(0o600);
+      // Not by a system call that copies until the end: a file that is cut meanwhile has none.
+      const part = Buffer.alloc(Math.min(sizeBytes, PART_BYTES));
+      for (let at = 0; at < sizeBytes;) {
+        const { bytesRead } = await file.read(part, 0, Math.min(part.length, sizeBytes - at), at);
+        if (bytesRead === 0) bad(path, 'was cut while it was read');
+        await own.write(part, 0, bytesRead, at);
+        at += bytesRead;
+      }
+      if ((await file.stat()).size !== sizeBytes) bad(path, 'changed while it was read');
       await own.sync();
-      const copied = (await own.stat()).size;
-      const now = (await file.stat()).size;
-      if (copied !== sizeBytes || now !== sizeBytes) bad(path, 'changed while it was read');
     } finally {
       await own.close();
     }
